@@ -1,0 +1,5 @@
+"""What exists and what happened: schemas, database, files by content hash.
+
+`catalog.models` holds the frozen records that every room exchanges, `catalog.store` the database,
+`catalog.blobs` the content-addressed files, `catalog.jobs` the queue Protocol.
+"""

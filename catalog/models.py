@@ -1,0 +1,371 @@
+"""The records that rooms exchange: frozen, versioned, strict.
+
+Every record carries `format`, the version of its own schema, so that a file found years later says how
+to read it. Records hold ids and blob references, never the bytes of hidden tests or gold patches:
+those are blobs, and they never enter an environment.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from enum import StrEnum
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+BlobRef = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
+"""A file by content: `sha256:` and 64 hexadecimal digits."""
+
+
+class Record(BaseModel):
+    """Base of every record: immutable, and an unknown key is an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Status(StrEnum):
+    """Life of a task."""
+
+    DRAFT = "draft"
+    VALIDATED = "validated"
+    ACCEPTED = "accepted"
+    QUARANTINED = "quarantined"
+    RETIRED = "retired"
+
+
+class TestStatus(StrEnum):
+    """Outcome class of one test. A missing test is ABSENT, which never equals an expected status."""
+
+    __test__ = False
+
+    PASSED = "passed"
+    FAILED = "failed"
+    ERROR = "error"
+    SKIPPED = "skipped"
+    XFAILED = "xfailed"
+    XPASSED = "xpassed"
+    ABSENT = "absent"
+
+
+class Origin(Record):
+    """Where a task comes from."""
+
+    kind: Literal["procedural", "commit", "release", "session", "log", "import"]
+    source: str
+    """The source as the user named it: `pypi:boltons`, a path or a URL."""
+    revision: str
+    """Release version or commit id of the state that the environment starts from."""
+    path: str | None = None
+    """File of the change, relative to the workspace, with forward slashes."""
+    function: str | None = None
+    """Qualified name inside the file of the function that the change touches."""
+    operator: str | None = None
+    """Name in `verifiers.operators` of the edit that made the bug (procedural tasks)."""
+    licence: str | None = None
+
+
+class Problem(Record):
+    """What the agent is told."""
+
+    statement: str
+    visible_tests: tuple[str, ...] = ()
+    """Test ids that the agent may run; a subset of the verifier's fail-to-pass ids."""
+    interface: str = ""
+    """Names and signatures that hidden tests use and the workspace does not show."""
+
+
+class Limits(Record):
+    """Resource limits of a sandbox."""
+
+    memory_mb: int = 1024
+    pids: int = 256
+    disk_mb: int = 512
+    timeout_s: float = 60.0
+
+
+class Environment(Record):
+    """Where the agent works: an image, and nothing else."""
+
+    image: str
+    """Digest of the image manifest: `sha256:...`."""
+    workdir: str = "/workspace"
+    tree: str
+    """Digest of the workspace's files as the agent finds them (`sandbox.trees.tree_digest`)."""
+    limits: Limits = Limits()
+
+
+class VerifierSpec(Record):
+    """How a finished workspace is judged. Grading restores `protected` before it runs anything."""
+
+    kind: Literal["pytest"] = "pytest"
+    fail_to_pass: tuple[str, ...]
+    pass_to_pass: tuple[str, ...]
+    expected: dict[str, TestStatus]
+    """The complete set of ids that the run must report, with the status of the gold run."""
+    arguments: tuple[str, ...]
+    """Test files given to the runner, relative to the workspace."""
+    protected: BlobRef
+    """Tar of every test, conftest and ini file, restored over the workspace before grading."""
+    allowed: tuple[str, ...]
+    """Path prefixes that an agent's diff may touch; anything else is refused."""
+    timeout_s: float = 60.0
+
+    @model_validator(mode="after")
+    def _ids_are_expected(self) -> VerifierSpec:
+        if not self.fail_to_pass:
+            raise ValueError("a verifier needs at least one fail-to-pass test")
+        missing = (set(self.fail_to_pass) | set(self.pass_to_pass)) - set(self.expected)
+        if missing:
+            raise ValueError(f"no expected status for {sorted(missing)[:3]}")
+        return self
+
+    def digest(self) -> str:
+        """Identity of the verifier, the key under which its verdicts are cached."""
+        return digest_json(self.model_dump(mode="json"))
+
+
+class Task(Record):
+    """The triplet of problem, environment and verifier, with the hidden solution beside it."""
+
+    format: Literal[1] = 1
+    id: str
+    origin: Origin
+    problem: Problem
+    environment: Environment
+    verifier: VerifierSpec
+    solution: BlobRef
+    """Gold patch: a git diff from the environment's workspace to the solved one."""
+    status: Status = Status.DRAFT
+    split: Literal["train", "dev", "test"] | None = None
+
+    @staticmethod
+    def make_id(slug: str, *parts: object) -> str:
+        """`slug-<12 hex digits>`: the same inputs always give the same id."""
+        return f"{slug}-{digest_json(list(parts))[7:19]}"
+
+
+class Gate(Record):
+    """One quality check with its evidence and cost."""
+
+    name: str
+    passed: bool | None
+    """None: the check could not be carried out (infrastructure), which is not a rejection."""
+    evidence: str
+    cost_s: float = 0.0
+    data: dict[str, Any] = {}
+
+
+class SolveRate(Record):
+    """Successes of one solver on one task, with its Wilson 95 % interval."""
+
+    solver: str
+    effort: int | None = None
+    passed: int
+    attempts: int
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        return wilson(self.passed, self.attempts)
+
+
+class Decision(Record):
+    """One entry of a task's history."""
+
+    actor: str
+    action: Literal[
+        "created", "rewritten", "accepted", "rejected", "quarantined", "retired", "audited"
+    ]
+    reason: str
+    at: float
+    """Seconds since the epoch."""
+
+
+class QualityReport(Record):
+    """Gates, solve rates and history of one task."""
+
+    format: Literal[1] = 1
+    task_id: str
+    gates: tuple[Gate, ...] = ()
+    solve_rates: tuple[SolveRate, ...] = ()
+    history: tuple[Decision, ...] = ()
+
+    @property
+    def accepted(self) -> bool:
+        return bool(self.gates) and all(gate.passed for gate in self.gates)
+
+    @property
+    def rejected_by(self) -> str | None:
+        """The first gate that failed."""
+        return next((gate.name for gate in self.gates if gate.passed is False), None)
+
+
+class Failure(Record):
+    """Something of ours broke: typed by the boundary, never a reward of 0."""
+
+    boundary: Literal["engine", "scaffold", "sandbox", "verifier", "budget"]
+    kind: str
+    message: str
+
+
+class Verdict(Record):
+    """Outcome of one grading."""
+
+    format: Literal[1] = 1
+    reward: float | None
+    """1.0 passed, 0.0 failed, None: could not be judged, and `failure` says why."""
+    tests: dict[str, TestStatus] = {}
+    evidence: str = ""
+    failure: Failure | None = None
+    cached: bool = False
+    duration_s: float = 0.0
+
+    @model_validator(mode="after")
+    def _unjudged_has_a_failure(self) -> Verdict:
+        if (self.reward is None) != (self.failure is not None):
+            raise ValueError("reward is None exactly when there is a failure")
+        return self
+
+
+class Turn(Record):
+    """One message of a trajectory; `start` and `end` are offsets into its tokens."""
+
+    role: Literal["system", "user", "assistant", "tool"]
+    text: str
+    start: int
+    end: int
+
+
+class Segment(Record):
+    """A stretch of tokens computed in one piece by one policy version."""
+
+    kind: Literal["prefill", "decode", "replay"]
+    start: int
+    end: int
+    version: int
+    """Publication number of the weights that computed these tokens."""
+    kv_version: int
+    """Publication number of the weights that wrote the cached key-values they read; the oldest one."""
+    window_hit: bool | None = None
+    """For a replay: whether the sliding window was still cached."""
+    interrupted: bool = False
+    """The segment ended because training preempted it, not because the turn was over."""
+    routing: BlobRef | None = None
+    """Expert choices, uint8 [layers, tokens, top_k] in row-major order (zlib)."""
+
+
+class ToolCall(Record):
+    """One action of the agent and what came back."""
+
+    name: str
+    arguments: dict[str, Any]
+    result: str
+    outcome: str
+    """`exited`, `timeout`, `oom`, ... (`sandbox.base.Outcome`), or `invalid` for an unreadable call."""
+    exit_code: int | None = None
+    duration_s: float = 0.0
+    cached: bool = False
+
+
+class Trajectory(Record):
+    """Everything that one attempt at one task did, token for token.
+
+    `token_ids`, `sampled`, `logprobs` and `versions` have the same length. `logprobs` and `versions`
+    are None where the token was given, not sampled.
+    """
+
+    format: Literal[1] = 1
+    id: str
+    task_id: str
+    run_id: str
+    agent: str
+    policy: str
+    effort: int | None = None
+    group: str = ""
+    """Samples of one prompt share it."""
+    seed: int = 0
+    temperature: float = 1.0
+    turns: tuple[Turn, ...] = ()
+    token_ids: tuple[int, ...] = ()
+    sampled: tuple[bool, ...] = ()
+    logprobs: tuple[float | None, ...] = ()
+    """Natural logarithm of the probability under the distribution that was sampled from."""
+    versions: tuple[int | None, ...] = ()
+    kept: tuple[tuple[int, ...] | None, ...] | None = None
+    """Per token the ids that top-p kept; None when nothing was cut."""
+    segments: tuple[Segment, ...] = ()
+    tool_calls: tuple[ToolCall, ...] = ()
+    verdict: Verdict | None = None
+    failure: Failure | None = None
+    repercussion: bool = False
+    truncated: bool = False
+    config_epoch: int = 0
+    cost_s: float = 0.0
+
+    @model_validator(mode="after")
+    def _aligned(self) -> Trajectory:
+        n = len(self.token_ids)
+        if not len(self.sampled) == len(self.logprobs) == len(self.versions) == n:
+            raise ValueError("token_ids, sampled, logprobs and versions must have one length")
+        for i, is_sampled in enumerate(self.sampled):
+            logprob = self.logprobs[i]
+            if is_sampled != (self.versions[i] is not None) or is_sampled != (logprob is not None):
+                raise ValueError(
+                    f"token {i}: sampled needs a log-probability and a version, given has none"
+                )
+            if logprob is not None and not math.isfinite(logprob):
+                raise ValueError(f"token {i}: log-probability {logprob} is not finite")
+        return self
+
+    @property
+    def reward(self) -> float | None:
+        return self.verdict.reward if self.verdict and not self.failure else None
+
+    @property
+    def sampled_tokens(self) -> int:
+        return sum(self.sampled)
+
+
+class RunKind(StrEnum):
+    SYNTHESIS = "synthesis"
+    AUDIT = "audit"
+    SFT = "sft"
+    RL = "rl"
+    OPD = "opd"
+    EVALUATION = "evaluation"
+
+
+class Run(Record):
+    """One job. Its folder holds `config.json`, `metrics.jsonl`, trajectories and checkpoints."""
+
+    format: Literal[1] = 1
+    id: str
+    kind: RunKind
+    folder: str
+    config: dict[str, Any]
+    seed: int
+    state: Literal["running", "finished", "failed"] = "running"
+    created: float
+    finished: float | None = None
+    summary: dict[str, Any] = {}
+
+
+def canonical_json(value: object) -> bytes:
+    """One byte string for one value: sorted keys, no spaces, UTF-8."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+def digest_json(value: object) -> str:
+    """`sha256:` of the canonical JSON of a value."""
+    return "sha256:" + hashlib.sha256(canonical_json(value)).hexdigest()
+
+
+def wilson(passed: int, attempts: int, z: float = 1.959964) -> tuple[float, float]:
+    """Wilson score interval of a proportion (Wilson 1927). (0, 1) without attempts."""
+    if attempts == 0:
+        return (0.0, 1.0)
+    p, n = passed / attempts, attempts
+    centre = (p + z * z / (2 * n)) / (1 + z * z / n)
+    half = z / (1 + z * z / n) * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
+    return (max(0.0, centre - half), min(1.0, centre + half))
