@@ -182,6 +182,41 @@ class Decision(Record):
     """Seconds since the epoch."""
 
 
+class Candidate(Record):
+    """One possible repair: a single edit of one file of the buggy workspace."""
+
+    operator: str
+    path: str
+    line: int
+    before: str
+    """The changed lines as they stand in the buggy workspace."""
+    after: str
+    content: BlobRef
+    """The whole file after the edit."""
+
+
+class CandidateSet(Record):
+    """The choices that the `repair-choice` agent offers, found in the buggy workspace alone.
+
+    `passes_visible` and `passes` are measured by running tests; the policy never sees them.
+    """
+
+    format: Literal[1] = 1
+    task_id: str
+    candidates: tuple[Candidate, ...]
+    """In the order shown to the policy: shuffled by task id."""
+    passes_visible: tuple[bool, ...]
+    passes: tuple[bool, ...]
+    """The verdict of the hidden tests."""
+    tried: int
+    """Edits that the search ran before it stopped."""
+
+    @property
+    def chance(self) -> float:
+        """Probability that one uniform pick passes the hidden tests."""
+        return sum(self.passes) / len(self.passes)
+
+
 class QualityReport(Record):
     """Gates, solve rates and history of one task."""
 

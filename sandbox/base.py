@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Protocol, Self, runtime_checkable
+from typing import Literal, Protocol, Self, runtime_checkable
 
 
 class SandboxError(Exception):
@@ -81,7 +81,9 @@ class SandboxSpec:
     memory_mb: int = 1024
     pids: int = 256
     disk_mb: int = 512
-    env: Mapping[str, str] = field(default_factory=lambda: {})
+    env: Mapping[str, str] = field(default_factory=dict[str, str])
+    network: Literal["none", "host"] = "none"
+    """`host` is for builds that the user asked for; agents and graders never get it."""
     nested: bool = False
     """Keep inside the sandbox the right to make further namespaces (the grader's fork server needs it).
     Only for commands of ours: what runs with it must itself drop the right before it runs foreign code."""
