@@ -174,9 +174,7 @@ class Decision(Record):
     """One entry of a task's history."""
 
     actor: str
-    action: Literal[
-        "created", "rewritten", "accepted", "rejected", "quarantined", "retired", "audited"
-    ]
+    action: Literal["created", "rewritten", "accepted", "rejected", "quarantined", "retired", "audited"]
     reason: str
     at: float
     """Seconds since the epoch."""
@@ -346,9 +344,7 @@ class Trajectory(Record):
         for i, is_sampled in enumerate(self.sampled):
             logprob = self.logprobs[i]
             if is_sampled != (self.versions[i] is not None) or is_sampled != (logprob is not None):
-                raise ValueError(
-                    f"token {i}: sampled needs a log-probability and a version, given has none"
-                )
+                raise ValueError(f"token {i}: sampled needs a log-probability and a version, given has none")
             if logprob is not None and not math.isfinite(logprob):
                 raise ValueError(f"token {i}: log-probability {logprob} is not finite")
         return self
