@@ -124,8 +124,13 @@ def test_edits_parse_differ_and_stay_inside_their_function(module: str) -> None:
 
 @pytest.mark.parametrize("module", REAL)
 def test_every_invertible_edit_has_a_way_back(module: str) -> None:
-    offered = [edit for edit in edits(REAL[module]) if OPERATORS[edit.operator].invertible]
-    lost = [edit for edit in offered[:: 1 if module == "kinds" else 19] if not way_back(edit)]
+    offered: dict[str, list[Edit]] = {}
+    for edit in edits(REAL[module]):
+        if OPERATORS[edit.operator].invertible:
+            offered.setdefault(edit.operator, []).append(edit)
+    # a few of each operator, spread over the file: all of them were tried once (docs/operators.md)
+    some = [edit for many in offered.values() for edit in many[:: max(1, len(many) // 3)]]
+    lost = [edit for edit in some if not way_back(edit)]
     assert not lost
 
 
@@ -246,7 +251,7 @@ simple = st.one_of(
 bodies = st.recursive(simple, _statements, max_leaves=4)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(body=bodies, method=st.booleans(), data=st.data())
 def test_made_up_functions(body: list[str], method: bool, data: st.DataObject) -> None:
     lines = ["def f(self, a, b, n=1, *xs):", *("    " + line for line in body)]

@@ -9,6 +9,7 @@ import libcst as cst
 from verifiers.operators.base import Operator, Proposal, operator
 from verifiers.operators.tree import PLACES, Site, Tree, is_bare
 
+_SUMS = (cst.Add, cst.Subtract, cst.Multiply, cst.FloorDivide)
 _ORDER = (cst.LessThan, cst.LessThanEqual, cst.GreaterThan, cst.GreaterThanEqual)
 
 
@@ -78,11 +79,17 @@ def _counts(tree: Tree) -> Iterator[tuple[Site, cst.BaseExpression]]:
             yield site, node
 
 
+def _is_countable(node: cst.CSTNode) -> bool:
+    """Text to which ` + 1` can be added and binds as meant."""
+    sums = isinstance(node, cst.BinaryOperation) and isinstance(node.operator, _SUMS)
+    return is_bare(node) and (sums or isinstance(node, PLACES))
+
+
 @operator("offset_remove")
 def offset_insert(tree: Tree) -> Iterator[Proposal]:
     """Count one more or one less: `n` becomes `n - 1` or `n + 1` in indices, slices, ranges and orders."""
     for site, node in _counts(tree):
-        if isinstance(node, PLACES) and is_bare(node):
+        if _is_countable(node):
             for offset in (" - 1", " + 1"):
                 yield tree.replace(site, (node, tree.source(node) + offset))
 
@@ -91,9 +98,9 @@ def offset_insert(tree: Tree) -> Iterator[Proposal]:
 def offset_remove(tree: Tree) -> Iterator[Proposal]:
     """Forget an offset of one: `n - 1` or `n + 1` becomes `n` in indices, slices, ranges and orders."""
     for site, node in _counts(tree):
-        if isinstance(node, cst.BinaryOperation) and isinstance(node.left, PLACES) and is_bare(node):
+        if isinstance(node, cst.BinaryOperation) and is_bare(node) and _is_countable(node.left):
             left = tree.source(node.left)
-            if is_bare(node.left) and tree.source(node) in (f"{left} - 1", f"{left} + 1"):
+            if tree.source(node) in (f"{left} - 1", f"{left} + 1"):
                 yield tree.replace(site, (node, left))
 
 
