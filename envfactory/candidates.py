@@ -20,7 +20,7 @@ from typing import Any, Protocol
 from pydantic import BaseModel, ConfigDict
 
 from catalog.models import Candidate, CandidateSet
-from envfactory.repair import Choice, Problem, Runner, Search, attempt
+from envfactory.repair import Choice, BuggyWorkspace, Runner, Search, attempt
 
 Judge = Callable[[Mapping[str, bytes | None]], Awaitable[bool | None]]
 """Verdict of the hidden tests on the workspace with these files changed; None: it could not be judged."""
@@ -108,7 +108,7 @@ def _window(pool: Sequence[Choice], right: int, config: CandidateConfig, rng: ra
 
 async def choose(
     task_id: str,
-    problem: Problem,
+    workspace: BuggyWorkspace,
     search: Search,
     runner: Runner,
     judge: Judge,
@@ -130,7 +130,7 @@ async def choose(
     known = {one.index: one.passed for one in search.tries}
     known[search.found] = True
     fresh = [i for i in indices if i not in known]
-    runs = [attempt(problem, search.pool[i], i, runner, config.timeout_s) for i in fresh]
+    runs = [attempt(workspace, search.pool[i], i, runner, config.timeout_s) for i in fresh]
     known |= {one.index: one.passed for one in await asyncio.gather(*runs)}
     visible = tuple(known[i] for i in indices)
     verdicts = await asyncio.gather(*(_verdict(search.pool[i], known[i], judge) for i in indices))

@@ -79,7 +79,7 @@ class RepairConfig(BaseModel):
 
 
 @dataclass(frozen=True)
-class Problem:
+class BuggyWorkspace:
     """What the solver is given."""
 
     files: Mapping[str, str]
@@ -126,7 +126,7 @@ class Try:
 
 @dataclass(frozen=True)
 class Search:
-    """The whole search of one problem."""
+    """The whole search of one workspace."""
 
     pool: tuple[Choice, ...]
     """In the order of trying."""
@@ -187,7 +187,7 @@ def traceback_lines(message: str, paths: Collection[str]) -> dict[str, set[int]]
 
 
 def localise(
-    problem: Problem,
+    workspace: BuggyWorkspace,
     failing: Mapping[str, Collection[str]],
     passing: Mapping[str, Collection[str]],
     message: str,
@@ -199,11 +199,11 @@ def localise(
         return [{named_function(name) for name in executed} for executed in runs.values()]
 
     scores = ochiai(named(failing), named(passing))
-    seen = traceback_lines(message, problem.files)
-    words = set(re.findall(r"\w+", problem.test_source))
+    seen = traceback_lines(message, workspace.files)
+    words = set(re.findall(r"\w+", workspace.test_source))
     for name in scores:
         path, _, qualname = name.partition("::")
-        spans = [span for span in functions(problem.files.get(path, "")) if span.qualname == qualname]
+        spans = [span for span in functions(workspace.files.get(path, "")) if span.qualname == qualname]
         if any(span.start_line <= line <= span.end_line for span in spans for line in seen.get(path, ())):
             scores[name] *= config.traceback_bonus
         short = qualname.rpartition(".")[2]
@@ -215,7 +215,7 @@ def localise(
 
 
 def make_pool(
-    problem: Problem,
+    workspace: BuggyWorkspace,
     suspicion: Mapping[str, float],
     message: str,
     config: RepairConfig,
@@ -228,11 +228,11 @@ def make_pool(
     make is offered once, under the operator with the larger weight.
     """
     prior = operator_prior() if prior is None else prior
-    seen = traceback_lines(message, problem.files)
+    seen = traceback_lines(message, workspace.files)
     best: dict[tuple[str, int, str], Choice] = {}
     for name, score in suspicion.items():
         path, _, qualname = name.partition("::")
-        offered = edits(problem.files[path], functions={qualname}) if path in problem.files else []
+        offered = edits(workspace.files[path], functions={qualname}) if path in workspace.files else []
         counts = Counter(edit.operator for edit in offered)
         for edit in offered:
             weight = prior[edit.operator] / counts[edit.operator] * score
@@ -255,7 +255,7 @@ def _gumbel(rng: random.Random) -> float:
 
 
 async def repair(
-    problem: Problem,
+    workspace: BuggyWorkspace,
     runner: Runner,
     config: RepairConfig | None = None,
     *,
@@ -263,30 +263,30 @@ async def repair(
 ) -> Search:
     """Search a repair. `prior`: weights of the operators (`verifiers.operators.operator_prior`)."""
     config = config or RepairConfig()
-    first = await runner.run(problem.base, problem.visible, timeout=60, trace=True)
-    broken = [test for test in problem.visible if first.tests.get(test) is not TestStatus.PASSED]
+    first = await runner.run(workspace.base, workspace.visible, timeout=60, trace=True)
+    broken = [test for test in workspace.visible if first.tests.get(test) is not TestStatus.PASSED]
     if not broken:
         return Search((), (), None, "", {}, "no visible test fails")
     message = "\n".join(first.messages.get(test, "") for test in broken) or first.outcome
     passing: dict[str, tuple[str, ...]] = {}
-    if problem.others:
-        rest = await runner.run(problem.base, problem.others, timeout=60, trace=True)
+    if workspace.others:
+        rest = await runner.run(workspace.base, workspace.others, timeout=60, trace=True)
         passing = {t: f for t, f in rest.functions.items() if rest.tests.get(t) is TestStatus.PASSED}
     failing = {test: first.functions.get(test, ()) for test in broken}
-    suspicion = localise(problem, failing, passing, message, config)
+    suspicion = localise(workspace, failing, passing, message, config)
     if not suspicion:
         return Search((), (), None, message, {}, "the failing tests executed no function of the package")
-    pool = make_pool(problem, suspicion, message, config, prior)
+    pool = make_pool(workspace, suspicion, message, config, prior)
     timeout = min(config.timeout_s, max(0.5, config.slow * first.duration_s))
     tries: list[Try] = []
     found = None
     for start in range(0, min(config.budget, len(pool)), config.parallel):
         batch = range(start, min(start + config.parallel, config.budget, len(pool)))
-        done = await asyncio.gather(*(attempt(problem, pool[i], i, runner, timeout) for i in batch))
+        done = await asyncio.gather(*(attempt(workspace, pool[i], i, runner, timeout) for i in batch))
         tries += done
         hits = [one.index for one in done if one.passed]
         for index in hits:
-            if (await attempt(problem, pool[index], index, runner, timeout)).passed:
+            if (await attempt(workspace, pool[index], index, runner, timeout)).passed:
                 found = index
                 break
         if found is not None:
@@ -295,11 +295,11 @@ async def repair(
     return Search(pool, tuple(tries), found, message, suspicion, reason)
 
 
-async def attempt(problem: Problem, choice: Choice, index: int, runner: Runner, timeout: float) -> Try:
+async def attempt(workspace: BuggyWorkspace, choice: Choice, index: int, runner: Runner, timeout: float) -> Try:
     """Run the visible failing tests on one edit; it passes when every one of them does."""
-    run = await runner.run({**problem.base, **choice.files}, problem.visible, timeout=timeout)
+    run = await runner.run({**workspace.base, **choice.files}, workspace.visible, timeout=timeout)
     passed = run.outcome == "finished" and all(
-        run.tests.get(test) is TestStatus.PASSED for test in problem.visible
+        run.tests.get(test) is TestStatus.PASSED for test in workspace.visible
     )
     message = "" if passed else "\n".join(run.messages.values())
     return Try(index, passed, run.outcome, message, run.duration_s)

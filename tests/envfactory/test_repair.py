@@ -11,7 +11,7 @@ from catalog.models import TestStatus
 from envfactory.bugs import Bug, BugConfig, propose
 from envfactory.candidates import CandidateConfig, choose, demonstration, draw
 from envfactory.repair import (
-    Problem,
+    BuggyWorkspace,
     RepairConfig,
     Search,
     localise,
@@ -25,8 +25,8 @@ from tests.envfactory.tiny import FILES, TinyRunner
 BROKEN = FILES["tiny/numbers.py"].replace("len(items) - size + 1", "len(items) - size")
 
 
-def problem(files: Mapping[str, str], visible: tuple[str, ...]) -> Problem:
-    return Problem(files, visible, others=("t.py",), test_source=visible[0])
+def problem(files: Mapping[str, str], visible: tuple[str, ...]) -> BuggyWorkspace:
+    return BuggyWorkspace(files, visible, others=("t.py",), test_source=visible[0])
 
 
 async def bugs() -> list[tuple[Bug, dict[str, str], tuple[str, ...]]]:
@@ -90,7 +90,7 @@ def test_traceback_and_mention_raise_suspicion() -> None:
     message = 'tiny/numbers.py:14: TypeError\n  File "/w/tiny/words.py", line 3, in initials'
     assert traceback_lines(message, FILES) == {"tiny/numbers.py": {14}, "tiny/words.py": {3}}
     executed = {"x": ["tiny/numbers.py::total", "tiny/numbers.py::mean", "tiny/numbers.py::clamp"]}
-    task = Problem(FILES, ("x",), test_source="assert mean([1]) == 1")
+    task = BuggyWorkspace(FILES, ("x",), test_source="assert mean([1]) == 1")
     scores = localise(task, executed, {}, message, RepairConfig())
     assert scores["tiny/numbers.py::total"] == scores["tiny/numbers.py::mean"] == 3.0
     assert scores["tiny/numbers.py::clamp"] == 1.0
