@@ -1,0 +1,70 @@
+"""A git folder or URL: the newest commits of its default branch.
+
+The clone is shallow, so a repository of 50,000 commits costs what its newest ones cost. Repositories
+with submodules are refused: their content would be missing from every workspace.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from catalog.models import digest_json
+from envfactory import git
+from envfactory.errors import SourceError
+from envfactory.layout import has_tests
+from envfactory.sources.base import (
+    History,
+    Limits,
+    Progress,
+    Revision,
+    check_space,
+    load_history,
+    new_folder,
+    save_history,
+    silent,
+    slug,
+)
+
+
+class RepositorySource:
+    """A git repository by path or URL."""
+
+    def __init__(self, address: str, limits: Limits) -> None:
+        self.name = git.redacted(address)
+        self.limits = limits
+        self._address = address
+
+    def fetch(self, home: Path, progress: Progress = silent) -> History:
+        """Clone the newest commits into `home`. Raises SourceError or NoSpace."""
+        tip = git.remote_head(self._address)
+        base = slug(re.sub(r"\.git$", "", self._address.rstrip("/")).rpartition("/")[2].rpartition(":")[2])
+        key = digest_json([self.name, tip, self.limits.commits])[7:19]
+        folder = home / "sources" / f"git-{base}-{key}"
+        if found := load_history(folder, self.name):
+            return found
+        check_space(home, self.limits.free_mb)
+        progress(f"{base}: cloning the newest {self.limits.commits} commits")
+        with new_folder(folder) as temporary:
+            repository = temporary / "repo.git"
+            git.clone(self._address, repository, depth=self.limits.commits + 1)
+            newest = git.read_commit(repository, git.head(repository))
+            self._check(newest)
+            # The oldest one is the boundary of the shallow clone: only a parent, never a child.
+            commits = git.log(repository, limit=self.limits.commits + 1)
+            revisions = tuple(Revision(c.id[:12], c.id, c.date, c.message) for c in commits)
+            pinned = f"{self.name}@{commits[-1].id}"
+            save_history(History(self.name, pinned, base, "commit", repository, revisions), temporary)
+        history = load_history(folder, self.name)
+        assert history is not None
+        return history
+
+    def _check(self, tree: git.Tree) -> None:
+        if ".gitmodules" in tree:
+            raise SourceError(
+                f"{self.name} has git submodules, which stay empty in a task: copy their files into the repository first"
+            )
+        if not has_tests(tree):
+            raise SourceError(
+                f"{self.name} has no Python tests (test_*.py): choose a repository that has some"
+            )
