@@ -116,6 +116,24 @@ def clone(address: str, target: Path, *, depth: int) -> None:
         ) from error
 
 
+def fetch_commit(address: str, target: Path, commit: str, *, depth: int) -> None:
+    """A bare repository with one commit (40 digits) of another one and its `depth` - 1 ancestors as HEAD."""
+    url = _checked_address(address)
+    target.mkdir()
+    run(["init", "--quiet", "--bare", "--template=", "--initial-branch=main", "."], target)
+    command = ["git", "fetch", "--quiet", f"--depth={depth}", "--no-tags", "--no-recurse-submodules"]
+    done = subprocess.run(
+        [*command, "--", url, f"{commit}:refs/heads/main"],
+        cwd=target,
+        capture_output=True,
+        env=environment(user_config=True),
+        check=False,
+    )
+    if done.returncode != 0:
+        reason = _last_line(done.stderr.decode(errors="replace"))
+        raise SourceError(f"cannot fetch commit {commit[:12]} of {redacted(address)} ({reason}): check that it exists")
+
+
 def _checked_address(address: str) -> str:
     if "://" in address:
         scheme = address.partition("://")[0].lower()

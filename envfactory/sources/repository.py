@@ -28,18 +28,19 @@ from envfactory.sources.base import (
 
 
 class RepositorySource:
-    """A git repository by path or URL."""
+    """A git repository by path or URL, optionally with `@` and a full commit id behind it."""
 
     def __init__(self, address: str, limits: Limits) -> None:
         self.name = git.redacted(address)
         self.limits = limits
-        self._address = address
+        pinned = re.fullmatch(r"(.+)@([0-9a-f]{40})", address)
+        self._address, self._commit = pinned.groups() if pinned else (address, None)
 
     def fetch(self, home: Path, progress: Progress = silent) -> History:
         """Clone the newest commits into `home`. Raises SourceError or NoSpace."""
-        tip = git.remote_head(self._address)
+        tip = self._commit or git.remote_head(self._address)
         base = slug(re.sub(r"\.git$", "", self._address.rstrip("/")).rpartition("/")[2].rpartition(":")[2])
-        key = digest_json([self.name, tip, self.limits.commits])[7:19]
+        key = digest_json([git.redacted(self._address), tip, self.limits.commits])[7:19]
         folder = home / "sources" / f"git-{base}-{key}"
         if found := load_history(folder, self.name):
             return found
@@ -47,13 +48,16 @@ class RepositorySource:
         progress(f"{base}: cloning the newest {self.limits.commits} commits")
         with new_folder(folder) as temporary:
             repository = temporary / "repo.git"
-            git.clone(self._address, repository, depth=self.limits.commits + 1)
+            # One commit more than asked for: the oldest one is only ever a parent.
+            if self._commit:
+                git.fetch_commit(self._address, repository, self._commit, depth=self.limits.commits + 1)
+            else:
+                git.clone(self._address, repository, depth=self.limits.commits + 1)
             newest = git.read_commit(repository, git.head(repository))
             self._check(newest)
-            # The oldest one is the boundary of the shallow clone: only a parent, never a child.
             commits = git.log(repository, limit=self.limits.commits + 1)
             revisions = tuple(Revision(c.id[:12], c.id, c.date, c.message) for c in commits)
-            pinned = f"{self.name}@{commits[-1].id}"
+            pinned = f"{git.redacted(self._address)}@{commits[-1].id}"
             save_history(History(self.name, pinned, base, "commit", repository, revisions), temporary)
         history = load_history(folder, self.name)
         assert history is not None
