@@ -32,10 +32,16 @@ from verifiers.runner import TestRun, TestRunner
 FORMAT = 1
 _BASE = ("pytest",)
 _MISSING = re.compile(r"ModuleNotFoundError: No module named '([\w.]+)'")
-_OFFLINE = re.compile(r"gaierror|Network is unreachable|Name or service not known|name resolution|Max retries exceeded")
+_OFFLINE = re.compile(
+    r"gaierror|Network is unreachable|Name or service not known|name resolution|Max retries exceeded"
+)
 _MODULES = {"yaml": "pyyaml", "dateutil": "python-dateutil", "attr": "attrs", "pkg_resources": "setuptools"}
-_MODULES |= {name: name for name in ("hypothesis", "mock", "six", "pytz", "freezegun", "attrs", "setuptools", "nose")}
-_MODULES |= {name: name.replace("_", "-") for name in ("pytest_asyncio", "pytest_mock", "parameterized", "tzdata")}
+_MODULES |= {
+    name: name for name in ("hypothesis", "mock", "six", "pytz", "freezegun", "attrs", "setuptools", "nose")
+}
+_MODULES |= {
+    name: name.replace("_", "-") for name in ("pytest_asyncio", "pytest_mock", "parameterized", "tzdata")
+}
 """Modules that tests import, to the distribution that brings them; anything else must be declared."""
 
 
@@ -142,7 +148,11 @@ async def build(
     entry_points = metadata.entry_points(raw)
     about = raw["PKG-INFO"].data if "PKG-INFO" in raw else None
     extra = wheels.package_metadata(history.name, version, about, entry_points)
-    wanted = [*needs.runtime, *_BASE, *requirements.pytest_plugins(str(layouts.ini_settings(tree).get("addopts", "")))]
+    wanted = [
+        *needs.runtime,
+        *_BASE,
+        *requirements.pytest_plugins(str(layouts.ini_settings(tree).get("addopts", ""))),
+    ]
     optional = [text for text in needs.tests if text not in wanted]
     for _ in range(4):
         progress(f"{history.name} {version}: environment with {', '.join([*wanted, *optional])}")
@@ -193,12 +203,19 @@ def _resolve(wanted: Sequence[str], optional: list[str], home: Path, name: str) 
 
 
 def _images(
-    lock: wheels.Lock, home: Path, extra: dict[str, File], tree: dict[str, File], layout: Layout, images: ImageStore
+    lock: wheels.Lock,
+    home: Path,
+    extra: dict[str, File],
+    tree: dict[str, File],
+    layout: Layout,
+    images: ImageStore,
 ) -> tuple[str, str]:
     with full_disk_is_a_user_error(home), tempfile.TemporaryDirectory(prefix="posttrain-env.") as temporary:
         folder = Path(temporary)
         wheels.write_environment(wheels.environment_tree(lock, home, extra), folder / "env")
-        env_image = images.add_layer(images.host_base(), folder / "env", env=sandbox_env(layout), note="environment")
+        env_image = images.add_layer(
+            images.host_base(), folder / "env", env=sandbox_env(layout), note="environment"
+        )
         write_tree(tree, folder / "workspace")
         image = images.add_layer(env_image, folder / "workspace", at="/workspace", note="clean workspace")
     return env_image, image
@@ -220,7 +237,9 @@ async def _suite(
             progress(f"{len(run.tests)} tests in {run.duration_s:.1f} s")
     first, second = runs
     both = first.tests.keys() | second.tests.keys()
-    stable = {test: first.tests[test] for test in sorted(both) if first.tests.get(test) == second.tests.get(test)}
+    stable = {
+        test: first.tests[test] for test in sorted(both) if first.tests.get(test) == second.tests.get(test)
+    }
     flaky = tuple(sorted(both - stable.keys()))
     return Suite(stable, flaky, first.duration_s, second.functions), first.messages | second.messages
 
@@ -232,7 +251,9 @@ def _missing_modules(messages: Mapping[str, str], tree: Mapping[str, File], lock
     return sorted({_MODULES[name] for name in names if name in _MODULES} - have)
 
 
-def _judge(suite: Suite, messages: Mapping[str, str], name: str, config: BuildConfig, *, compiled: bool) -> None:
+def _judge(
+    suite: Suite, messages: Mapping[str, str], name: str, config: BuildConfig, *, compiled: bool
+) -> None:
     total = len(suite.statuses) + len(suite.flaky)
     passing = len(suite.passing)
     if passing and passing >= config.min_passing * total:
@@ -243,9 +264,13 @@ def _judge(suite: Suite, messages: Mapping[str, str], name: str, config: BuildCo
     if compiled and passing == 0:
         raise BuildError(f"{name} does not build: it has compiled parts, and only pure Python is supported")
     if missing:
-        raise BuildError(f"{name} does not build: its tests import {', '.join(missing[:4])}, which it does not declare")
+        raise BuildError(
+            f"{name} does not build: its tests import {', '.join(missing[:4])}, which it does not declare"
+        )
     if offline * 2 > len(texts) > 0:
-        raise BuildError(f"the tests of {name} need the network, which sandboxes do not have: choose another package")
+        raise BuildError(
+            f"the tests of {name} need the network, which sandboxes do not have: choose another package"
+        )
     why = next((text.strip().splitlines()[-1][:160] for text in texts if text.strip()), "no test was found")
     raise BuildError(f"{name} fails its own tests ({passing} of {total} pass; {why}): choose another version")
 
@@ -263,7 +288,9 @@ def _dump(build: Build) -> dict[str, object]:
     }
 
 
-def _load(record: dict[str, object], history: History, revision: Revision, tree: dict[str, File], layout: Layout) -> Build:
+def _load(
+    record: dict[str, object], history: History, revision: Revision, tree: dict[str, File], layout: Layout
+) -> Build:
     suite: dict[str, object] = record["suite"]  # type: ignore[assignment]
     return Build(
         name=history.name,

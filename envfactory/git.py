@@ -131,7 +131,9 @@ def fetch_commit(address: str, target: Path, commit: str, *, depth: int) -> None
     )
     if done.returncode != 0:
         reason = _last_line(done.stderr.decode(errors="replace"))
-        raise SourceError(f"cannot fetch commit {commit[:12]} of {redacted(address)} ({reason}): check that it exists")
+        raise SourceError(
+            f"cannot fetch commit {commit[:12]} of {redacted(address)} ({reason}): check that it exists"
+        )
 
 
 def _checked_address(address: str) -> str:

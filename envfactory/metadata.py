@@ -60,7 +60,11 @@ def generated_files(tree: Tree, version: str) -> dict[str, bytes]:
     """Version files that setuptools-scm or hatch-vcs would write and a git checkout lacks."""
     tool = toml(text_of(tree, "pyproject.toml")).get("tool", {})
     scm = tool.get("setuptools_scm", {})
-    places = [scm.get("version_file"), scm.get("write_to"), tool.get("pdm", {}).get("version", {}).get("write_to")]
+    places = [
+        scm.get("version_file"),
+        scm.get("write_to"),
+        tool.get("pdm", {}).get("version", {}).get("write_to"),
+    ]
     places.append(tool.get("hatch", {}).get("build", {}).get("hooks", {}).get("vcs", {}).get("version-file"))
     parts = tuple(int(part) if part.isdigit() else part for part in re.split(r"[.+-]", version))
     text = _VERSION_FILE.format(version=version, parts=parts)

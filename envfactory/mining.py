@@ -181,7 +181,10 @@ class _Pair:
         with tempfile.TemporaryDirectory(prefix="posttrain-mine.") as temporary:
             write_tree(self.before, Path(temporary, "workspace"))
             image = images.add_layer(
-                self.build.env_image, Path(temporary, "workspace"), at="/workspace", note=f"parent {self.parent.name}"
+                self.build.env_image,
+                Path(temporary, "workspace"),
+                at="/workspace",
+                note=f"parent {self.parent.name}",
             )
         support = {
             path: data for path, data in self.changes.items() if is_protected(path) and not is_test_path(path)
@@ -272,7 +275,11 @@ class _Pair:
             solved=gold,
             fail_to_pass=tuple(fail_to_pass),
             pass_to_pass=tuple(
-                sorted(t for t, s in passing.tests.items() if s is TestStatus.PASSED and t not in set(fail_to_pass))
+                sorted(
+                    t
+                    for t, s in passing.tests.items()
+                    if s is TestStatus.PASSED and t not in set(fail_to_pass)
+                )
             ),
             expected=dict(passing.tests),
             arguments=candidate.tests,
@@ -296,7 +303,10 @@ class _Pair:
             return statement.clean_notes(self.child.message.splitlines(), gold=added)
         lines: list[str] = []
         for path, data in self.changes.items():
-            if re.search(r"(?:^|/)(?:change|history|news|releases?|versions)[\w-]*(?:\.\w+)?$", path, re.I) and data:
+            if (
+                re.search(r"(?:^|/)(?:change|history|news|releases?|versions)[\w-]*(?:\.\w+)?$", path, re.I)
+                and data
+            ):
                 old = set(self._old(path).decode("utf-8", "replace").splitlines())
                 lines += [line for line in data.decode("utf-8", "replace").splitlines() if line not in old]
         names = [part for name in mentions for part in name.split(".") if len(part) > 2]
@@ -322,7 +332,15 @@ def _meaning(source: bytes) -> str:
 
 
 def _is_version(node: ast.stmt) -> bool:
-    names = {"__version__", "version", "VERSION", "__version_tuple__", "version_tuple", "__version_info__", "__date__"}
+    names = {
+        "__version__",
+        "version",
+        "VERSION",
+        "__version_tuple__",
+        "version_tuple",
+        "__version_info__",
+        "__date__",
+    }
     return isinstance(node, ast.Assign) and all(
         isinstance(target, ast.Name) and target.id in names for target in node.targets
     )

@@ -72,9 +72,10 @@ class Packager:
         """Write layer and blobs; the record. Raises LeakError when the workspace is not closed."""
         tree = workspace(draft)
         files = tree | {f".git/{path}": file for path, file in self._packs.repository(tree).items()}
-        with full_disk_is_a_user_error(Path(tempfile.gettempdir())), tempfile.TemporaryDirectory(
-            prefix="posttrain-task."
-        ) as temporary:
+        with (
+            full_disk_is_a_user_error(Path(tempfile.gettempdir())),
+            tempfile.TemporaryDirectory(prefix="posttrain-task.") as temporary,
+        ):
             folder = Path(temporary, "workspace")
             write_tree(files, folder)
             (folder / ".git/objects/info").mkdir()
@@ -96,7 +97,9 @@ class Packager:
             id=task_id(draft, verifier, self._build),
             origin=draft.origin,
             problem=Problem(
-                statement=draft.statement, visible_tests=tuple(sorted(draft.visible)), interface=draft.interface
+                statement=draft.statement,
+                visible_tests=tuple(sorted(draft.visible)),
+                interface=draft.interface,
             ),
             environment=Environment(image=image, tree=digest, limits=draft.limits),
             verifier=verifier,
@@ -144,7 +147,9 @@ def workspace(draft: Draft) -> dict[str, File]:
 def protected(draft: Draft) -> dict[str, File]:
     """Every test, conftest and ini file of the verifier."""
     arguments = frozenset(draft.arguments)
-    return {path: file for path, file in changed(draft.base, draft.tests).items() if is_protected(path, arguments)}
+    return {
+        path: file for path, file in changed(draft.base, draft.tests).items() if is_protected(path, arguments)
+    }
 
 
 def gold_patch(draft: Draft) -> bytes:
@@ -155,7 +160,15 @@ def gold_patch(draft: Draft) -> bytes:
 def diff(before: Tree, after: Tree) -> bytes:
     """A binary-safe git diff between two trees, sorted by path."""
     parts: list[bytes] = []
-    options = ["diff", "--no-index", "--binary", "--full-index", "--no-color", "--no-ext-diff", "--no-textconv"]
+    options = [
+        "diff",
+        "--no-index",
+        "--binary",
+        "--full-index",
+        "--no-color",
+        "--no-ext-diff",
+        "--no-textconv",
+    ]
     with tempfile.TemporaryDirectory(prefix="posttrain-diff.") as temporary:
         root = Path(temporary)
         for path in sorted(before.keys() | after.keys()):

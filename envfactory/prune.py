@@ -96,7 +96,11 @@ def _reduced(node: cst.ClassDef, methods: set[str]) -> cst.ClassDef:
     body = [
         item
         for item in node.body.body
-        if not (isinstance(item, cst.FunctionDef) and is_test_function(item.name.value) and item.name.value not in methods)
+        if not (
+            isinstance(item, cst.FunctionDef)
+            and is_test_function(item.name.value)
+            and item.name.value not in methods
+        )
         and not (isinstance(item, cst.ClassDef) and _holds_tests(item) and item.name.value not in methods)
     ]
     if not body:

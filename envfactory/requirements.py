@@ -22,20 +22,111 @@ from packaging.utils import canonicalize_name
 from envfactory.layout import ini, toml
 from envfactory.trees import Tree
 
-_TEST_NAMES = {"test", "tests", "testing", "dev", "develop", "development", "unittest", "pytest", "check", "ci"}
+_TEST_NAMES = {
+    "test",
+    "tests",
+    "testing",
+    "dev",
+    "develop",
+    "development",
+    "unittest",
+    "pytest",
+    "check",
+    "ci",
+}
 _TEST_FILES = re.compile(
     r"(?:requirements[-_/.])?(?:(?:test|tests|testing|dev|ci)[-_]?requirements|requirements[-_./]?(?:test|tests|testing|dev|ci)"
     r"|requirements/(?:test|tests|testing|dev|ci)|tests?/requirements)\.(?:txt|in)"
 )
 _TOOLS = set(
-    """tox nox black ruff flake8 pylint isort mypy pyright pyre-check bandit coverage codecov coveralls twine build wheel
-    pip pip-tools uv hatch hatchling flit flit-core poetry poetry-core pdm setuptools-scm hatch-vcs bump2version bumpversion
-    bump-my-version pre-commit sphinx furo mkdocs mkdocs-material sphinx-rtd-theme myst-parser readme-renderer check-manifest
-    pyroma interrogate pydocstyle pycodestyle pyflakes mccabe towncrier zest-releaser invoke ipython jupyter notebook ipdb
-    pytest-cov pytest-xdist pytest-benchmark pytest-flake8 pytest-mypy pytest-black pytest-ruff pytest-checkdocs
-    pytest-enabler pytest-sugar pytest-watch pytest-randomly pytest-codspeed pytest-pretty pytest-ruff tox-uv mutmut
-    cibuildwheel numpydoc sphinx-copybutton autoflake pyupgrade vulture safety types-setuptools cython diff-cover
-    pytest-github-actions-annotate-failures gitpython docutils pygments-github-lexers wemake-python-styleguide""".split()
+    [
+        "tox",
+        "nox",
+        "black",
+        "ruff",
+        "flake8",
+        "pylint",
+        "isort",
+        "mypy",
+        "pyright",
+        "pyre-check",
+        "bandit",
+        "coverage",
+        "codecov",
+        "coveralls",
+        "twine",
+        "build",
+        "wheel",
+        "pip",
+        "pip-tools",
+        "uv",
+        "hatch",
+        "hatchling",
+        "flit",
+        "flit-core",
+        "poetry",
+        "poetry-core",
+        "pdm",
+        "setuptools-scm",
+        "hatch-vcs",
+        "bump2version",
+        "bumpversion",
+        "bump-my-version",
+        "pre-commit",
+        "sphinx",
+        "furo",
+        "mkdocs",
+        "mkdocs-material",
+        "sphinx-rtd-theme",
+        "myst-parser",
+        "readme-renderer",
+        "check-manifest",
+        "pyroma",
+        "interrogate",
+        "pydocstyle",
+        "pycodestyle",
+        "pyflakes",
+        "mccabe",
+        "towncrier",
+        "zest-releaser",
+        "invoke",
+        "ipython",
+        "jupyter",
+        "notebook",
+        "ipdb",
+        "pytest-cov",
+        "pytest-xdist",
+        "pytest-benchmark",
+        "pytest-flake8",
+        "pytest-mypy",
+        "pytest-black",
+        "pytest-ruff",
+        "pytest-checkdocs",
+        "pytest-enabler",
+        "pytest-sugar",
+        "pytest-watch",
+        "pytest-randomly",
+        "pytest-codspeed",
+        "pytest-pretty",
+        "pytest-ruff",
+        "tox-uv",
+        "mutmut",
+        "cibuildwheel",
+        "numpydoc",
+        "sphinx-copybutton",
+        "autoflake",
+        "pyupgrade",
+        "vulture",
+        "safety",
+        "types-setuptools",
+        "cython",
+        "diff-cover",
+        "pytest-github-actions-annotate-failures",
+        "gitpython",
+        "docutils",
+        "pygments-github-lexers",
+        "wemake-python-styleguide",
+    ]
 )
 _KNOWN_PLUGINS = {"--cov": "pytest-cov", "--benchmark": "pytest-benchmark", "--randomly": "pytest-randomly"}
 
@@ -58,7 +149,9 @@ def needs(tree: Tree, name: str = "") -> Needs:
     static = project.get("project", {})
     requires_python, version = static.get("requires-python"), static.get("version")
     if "PKG-INFO" in tree:
-        info = email.parser.Parser(policy=email.policy.compat32).parsestr(text_of(tree, "PKG-INFO"), headersonly=True)
+        info = email.parser.Parser(policy=email.policy.compat32).parsestr(
+            text_of(tree, "PKG-INFO"), headersonly=True
+        )
         requires_python, version = info.get("Requires-Python", requires_python), info.get("Version", version)
         for text in info.get_all("Requires-Dist", []):
             extra = re.search(r"extra\s*==\s*['\"]([^'\"]+)['\"]", text)
@@ -83,14 +176,20 @@ def needs(tree: Tree, name: str = "") -> Needs:
     tests += [
         line
         for section, values in ini(text_of(tree, "tox.ini")).items()
-        if section.startswith("testenv") and not re.search(r"lint|doc|mypy|type|style|build|format|flake", section)
+        if section.startswith("testenv")
+        and not re.search(r"lint|doc|mypy|type|style|build|format|flake", section)
         for line in values.get("deps", "").splitlines()
     ]
     for path in sorted(tree):
         if _TEST_FILES.fullmatch(path):
             tests += text_of(tree, path).splitlines()
     wanted = _clean(runtime, name)
-    return Needs(wanted, tuple(r for r in _clean(tests, name, tools=False) if r not in wanted), requires_python, version)
+    return Needs(
+        wanted,
+        tuple(r for r in _clean(tests, name, tools=False) if r not in wanted),
+        requires_python,
+        version,
+    )
 
 
 def pytest_plugins(addopts: str) -> tuple[str, ...]:
@@ -113,7 +212,9 @@ def _named(groups: Any) -> list[str]:
     """Requirements of the extras whose names speak of tests."""
     if not isinstance(groups, dict):
         return []
-    return [text for key, value in groups.items() if str(key).lower() in _TEST_NAMES for text in _strings(value)]
+    return [
+        text for key, value in groups.items() if str(key).lower() in _TEST_NAMES for text in _strings(value)
+    ]
 
 
 def _clean(lines: Iterable[str], name: str, *, tools: bool = True) -> tuple[str, ...]:
@@ -163,7 +264,9 @@ def _literal(node: ast.expr, names: dict[str, Any]) -> Any:
     if isinstance(node, ast.Name):
         return names.get(node.id)
     if isinstance(node, ast.Dict):
-        return {_literal(k, names): _literal(v, names) for k, v in zip(node.keys, node.values, strict=True) if k}
+        return {
+            _literal(k, names): _literal(v, names) for k, v in zip(node.keys, node.values, strict=True) if k
+        }
     if isinstance(node, ast.List | ast.Tuple):
         return [_literal(item, names) for item in node.elts]
     try:

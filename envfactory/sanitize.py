@@ -34,8 +34,12 @@ _FOLDERS = {
     ".svn",
     "__MACOSX",
 }
-_FILES = re.compile(r"(?:.*\.(?:pyc|pyo|orig|rej|swp|egg|whl)|\.coverage(?:\..*)?|coverage\.xml|\.DS_Store|PKG-INFO)")
-_BUILT = re.compile(r"(?:build/(?:lib|bdist|temp)[^/]*/.*|dist/.*|[^/]*\.egg-info/.*|(?:src|lib)/[^/]*\.egg-info/.*)")
+_FILES = re.compile(
+    r"(?:.*\.(?:pyc|pyo|orig|rej|swp|egg|whl)|\.coverage(?:\..*)?|coverage\.xml|\.DS_Store|PKG-INFO)"
+)
+_BUILT = re.compile(
+    r"(?:build/(?:lib|bdist|temp)[^/]*/.*|dist/.*|[^/]*\.egg-info/.*|(?:src|lib)/[^/]*\.egg-info/.*)"
+)
 
 
 def clean(tree: Tree) -> dict[str, File]:
@@ -65,9 +69,17 @@ def problems(workspace: Path) -> list[str]:
     inside = [place.relative_to(folder).as_posix() for place in folder.rglob("*") if not place.is_dir()]
     for path in inside:
         name = path.rpartition("/")[2]
-        if name.endswith("_HEAD") or name in ("alternates", "http-alternates", "packed-refs", "shallow", "grafts"):
+        if name.endswith("_HEAD") or name in (
+            "alternates",
+            "http-alternates",
+            "packed-refs",
+            "shallow",
+            "grafts",
+        ):
             found.append(f".git/{path} can lead to other objects")
-        elif path.startswith(("logs/", "modules/", "lfs/", "worktrees/", "hooks/")) or name.endswith((".keep", ".bundle")):
+        elif path.startswith(("logs/", "modules/", "lfs/", "worktrees/", "hooks/")) or name.endswith(
+            (".keep", ".bundle")
+        ):
             found.append(f".git/{path} must not be there")
         elif path.startswith("refs/") and path != "refs/heads/main":
             found.append(f".git/{path} is a ref besides the branch")
@@ -79,7 +91,9 @@ def problems(workspace: Path) -> list[str]:
             found.append(f"{len(beyond)} objects are not reachable from HEAD, {sorted(beyond)[0]} among them")
         place = [f"--git-dir={folder}", f"--work-tree={workspace}"]
         if changed := git.run([*place, "status", "--porcelain", "--ignored", "-z"], workspace):
-            found.append(f"the files differ from the commit: {changed.split(bytes(1))[0].decode(errors='replace')}")
+            found.append(
+                f"the files differ from the commit: {changed.split(bytes(1))[0].decode(errors='replace')}"
+            )
     except git.GitFailed as error:
         found.append(f"git cannot read the repository: {error}")
     return found

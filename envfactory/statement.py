@@ -51,7 +51,9 @@ def procedural(
     parts = [opening, failing_behaviour(visible, messages)]
     if about is not None:
         name = f"{about.module}.{about.name}"
-        parts.append(f"What `{name}` should do, by its documentation:\n\n{_quoted(about.docstring, _DOC_LIMIT)}")
+        parts.append(
+            f"What `{name}` should do, by its documentation:\n\n{_quoted(about.docstring, _DOC_LIMIT)}"
+        )
     parts.append(_CLOSINGS[choice[1] % len(_CLOSINGS)])
     return "\n\n".join(parts) + "\n"
 
@@ -113,7 +115,9 @@ def _quoted(text: str, limit: int) -> str:
     return textwrap.indent(text, "> ", lambda _: True)
 
 
-def clean_notes(lines: Sequence[str], *, gold: str, mentions: Collection[str] = (), limit: int = 12) -> list[str]:
+def clean_notes(
+    lines: Sequence[str], *, gold: str, mentions: Collection[str] = (), limit: int = 12
+) -> list[str]:
     """Change-log or commit lines fit for a statement.
 
     References (issue numbers, commit ids, addresses, names of people) go; so do headings, trailers and
@@ -123,14 +127,22 @@ def clean_notes(lines: Sequence[str], *, gold: str, mentions: Collection[str] = 
     added = {re.sub(r"\s+", "", line) for line in gold.splitlines() if len(re.sub(r"\s+", "", line)) >= 12}
     result: list[str] = []
     for line in _joined(lines):
-        if re.match(r"(?:Signed-off-by|Co-authored-by|Reviewed-by|Change-Id|Closes|Merge (?:pull|branch))\b", line, re.I):
+        if re.match(
+            r"(?:Signed-off-by|Co-authored-by|Reviewed-by|Change-Id|Closes|Merge (?:pull|branch))\b",
+            line,
+            re.I,
+        ):
             continue
         text = re.sub(r"https?://\S+", "", line)
         text = re.sub(r":(?:issue|pr|user|ghissue|ghpull|gh):`[^`]*`", "", text)
         text = re.sub(r"\[([^\]]+)\]\([^)]*\)", r"\1", text)
-        text = re.sub(r"\b(?:fix(?:es|ed)?|close[sd]?|resolve[sd]?|see|refs?)\s+(?:gh-|#)\d+\b", "", text, flags=re.I)
+        text = re.sub(
+            r"\b(?:fix(?:es|ed)?|close[sd]?|resolve[sd]?|see|refs?)\s+(?:gh-|#)\d+\b", "", text, flags=re.I
+        )
         text = re.sub(r"\(?\b(?:GH|PR|issue|pull)?[ -]?#\d+\)?", "", text, flags=re.I)
-        text = re.sub(r"\b[0-9a-f]{7,40}\b(?<=[a-f0-9])(?=\W|$)", lambda m: m[0] if m[0].isdigit() else "", text)
+        text = re.sub(
+            r"\b[0-9a-f]{7,40}\b(?<=[a-f0-9])(?=\W|$)", lambda m: m[0] if m[0].isdigit() else "", text
+        )
         text = re.sub(r"(?:by|thanks to)?\s*@[\w-]+", "", text, flags=re.I)
         text = re.sub(r"\(\s*[,;]?\s*\)|\[\s*\]", "", text)
         text = re.sub(r"\s{2,}", " ", text).strip(" -*+,;:")

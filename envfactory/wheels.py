@@ -85,14 +85,23 @@ def resolve(requirements: Sequence[str], home: Path) -> Lock:
                 if not target.is_file():
                     write_atomic(target, data)
         lock = Lock(tuple(wheels))
-        text = json.dumps({"requirements": wanted, "wheels": [{"name": w.name, "sha256": w.sha256} for w in wheels]})
+        text = json.dumps(
+            {"requirements": wanted, "wheels": [{"name": w.name, "sha256": w.sha256} for w in wheels]}
+        )
         write_atomic(record, text.encode())
     return lock
 
 
 def _download(requirements: Sequence[str], target: Path, known: Path) -> None:
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-input", "--only-binary=:all:"]
-    command += ["--disable-pip-version-check", "--progress-bar=off", "--dest", str(target), "--find-links", str(known)]
+    command += [
+        "--disable-pip-version-check",
+        "--progress-bar=off",
+        "--dest",
+        str(target),
+        "--find-links",
+        str(known),
+    ]
     listing = "".join(f"{requirement}\n" for requirement in requirements)
     place = target / "requirements.txt"
     place.write_text(listing)
@@ -109,17 +118,27 @@ def _download(requirements: Sequence[str], target: Path, known: Path) -> None:
         return
     errors = done.stderr
     # Before "no matching distribution" pip says whether it could not ask at all.
-    if re.search(r"NewConnectionError|Name or service not known|name resolution|Connection refused|SSLError", errors):
-        raise BuildError("pip cannot reach its package index: check the network, pip's index-url and its certificate")
+    if re.search(
+        r"NewConnectionError|Name or service not known|name resolution|Connection refused|SSLError", errors
+    ):
+        raise BuildError(
+            "pip cannot reach its package index: check the network, pip's index-url and its certificate"
+        )
     if "No space left" in errors:
         raise OSError(28, "No space left on device")
     if missing := re.search(r"No matching distribution found for ([^\s(]+)", errors):
         name = missing.group(1)
-        raise NoWheel(name, f"{name} has no wheel for Python {_TAG} on the package index: it cannot be a dependency")
+        raise NoWheel(
+            name, f"{name} has no wheel for Python {_TAG} on the package index: it cannot be a dependency"
+        )
     if "ResolutionImpossible" in errors or "conflicting dependencies" in errors:
-        raise BuildError(f"the requirements {', '.join(requirements)} contradict each other: choose another version")
+        raise BuildError(
+            f"the requirements {', '.join(requirements)} contradict each other: choose another version"
+        )
     lines = [line for line in errors.splitlines() if line.startswith("ERROR")] or errors.splitlines()[-1:]
-    raise BuildError(f"pip cannot fetch the dependencies ({' '.join(lines)[:200]}): check them by hand with pip download")
+    raise BuildError(
+        f"pip cannot fetch the dependencies ({' '.join(lines)[:200]}): check them by hand with pip download"
+    )
 
 
 def environment_tree(lock: Lock, home: Path, extra: dict[str, File]) -> dict[str, File]:
@@ -154,7 +173,9 @@ def _unpack(name: str, data: bytes) -> dict[str, File]:
             if info.is_dir():
                 continue
             if path is None:
-                raise BuildError(f"{name} holds the path {info.filename[:80]!r}, which leaves it: do not use it")
+                raise BuildError(
+                    f"{name} holds the path {info.filename[:80]!r}, which leaves it: do not use it"
+                )
             content = archive.read(info)
             place = _place(path)
             if place is None:
@@ -193,7 +214,9 @@ def console_scripts(entry_points: str) -> dict[str, File]:
         if match and re.fullmatch(r"[\w.-]+", name):
             module, function = match.groups()
             first = function.partition(".")[0]
-            text = f"#!/{ENV}/bin/python\nimport sys\n\nfrom {module} import {first}\n\nsys.exit({function}())\n"
+            text = (
+                f"#!/{ENV}/bin/python\nimport sys\n\nfrom {module} import {first}\n\nsys.exit({function}())\n"
+            )
             scripts[f"{ENV}/bin/{name}"] = File(text.encode(), executable=True)
     return scripts
 
@@ -213,7 +236,9 @@ def package_metadata(name: str, version: str, metadata: bytes | None, entry_poin
         digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
         rows.append(f"{folder.rpartition('/')[2]}/{file},sha256={digest},{len(content)}\n")
     names["RECORD"] = "".join(rows).encode()
-    return {f"{folder}/{file}": File(content) for file, content in names.items()} | console_scripts(entry_points)
+    return {f"{folder}/{file}": File(content) for file, content in names.items()} | console_scripts(
+        entry_points
+    )
 
 
 def write_environment(tree: dict[str, File], folder: Path) -> None:

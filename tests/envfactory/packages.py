@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import io
 import os
@@ -28,7 +29,7 @@ def clamp(value, low, high):
     return max(low, min(value, high))
 '''
 
-TESTS = '''\
+TESTS = """\
 import pytest
 
 from tinysum import core
@@ -60,7 +61,7 @@ class TestClamp:
     @pytest.mark.parametrize("value", [0, 3, 5])
     def test_inside(self, value):
         assert core.clamp(value, *self.helper()) == value
-'''
+"""
 
 PYPROJECT = """\
 [build-system]
@@ -91,16 +92,18 @@ def tiny(version: str = "1.0", core: str = CORE, tests: str = TESTS, **more: str
 def sdist(name: str, version: str, files: Mapping[str, str]) -> bytes:
     """A source distribution as bytes."""
     buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
+    with tarfile.open(fileobj=buffer, mode="w") as tar:
         for path, text in sorted(files.items()):
             info = tarfile.TarInfo(f"{name}-{version}/{path}")
             data = text.encode()
             info.size, info.mtime = len(data), 1_000_000_000
             tar.addfile(info, io.BytesIO(data))
-    return buffer.getvalue()
+    return gzip.compress(buffer.getvalue(), mtime=0)
 
 
-def simple_index(root: Path, releases: Mapping[str, Sequence[tuple[str, bytes]]], attributes: str = "") -> str:
+def simple_index(
+    root: Path, releases: Mapping[str, Sequence[tuple[str, bytes]]], attributes: str = ""
+) -> str:
     """A PEP 503 index on disk; `releases`: package to (file name, content). Its file:// address."""
     for package, files in releases.items():
         folder = root / "simple" / package

@@ -94,7 +94,8 @@ def test_keeping_everything_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "first"), [("TestOther::test_far", "def test_far"), ("test_two", "def test_two"), ("test_none", "")]
+    ("name", "first"),
+    [("TestOther::test_far", "def test_far"), ("test_two", "def test_two"), ("test_none", "")],
 )
 def test_source_of_one_test(name: str, first: str) -> None:
     text = test_source(SOURCE, name)

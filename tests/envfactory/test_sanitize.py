@@ -72,7 +72,10 @@ def tag(workspace: Path) -> None:
 
 def second_commit(workspace: Path) -> None:
     identity = ["-c", "user.name=t", "-c", "user.email=t@t"]
-    git.run([*identity, "-c", "core.logAllRefUpdates=false", "commit", "-q", "--allow-empty", "-m", "fix"], workspace)
+    git.run(
+        [*identity, "-c", "core.logAllRefUpdates=false", "commit", "-q", "--allow-empty", "-m", "fix"],
+        workspace,
+    )
 
 
 def reflog(workspace: Path) -> None:

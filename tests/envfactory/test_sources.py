@@ -130,7 +130,12 @@ def test_zips_are_read_and_damaged_archives_are_told() -> None:
 def test_json_pages_are_read(tmp_path: Path) -> None:
     from envfactory.index import _json_page
 
-    row = {"filename": "a-1.tar.gz", "url": "../f/a-1.tar.gz", "hashes": {"sha256": "0" * 64}, "yanked": "why"}
+    row = {
+        "filename": "a-1.tar.gz",
+        "url": "../f/a-1.tar.gz",
+        "hashes": {"sha256": "0" * 64},
+        "yanked": "why",
+    }
     page = json.dumps({"files": [row | {"requires-python": ">=3", "upload-time": "2026-01-02T03:04:05Z"}]})
     (file,) = _json_page(page.encode(), "https://host/simple/a/")
     assert (file.url, file.yanked, file.requires_python) == ("https://host/simple/f/a-1.tar.gz", True, ">=3")
@@ -156,11 +161,15 @@ def test_a_repository_keeps_its_newest_commits(tmp_path: Path) -> None:
     states = [(tiny(f"1.{i}"), f"Commit {i}\n\nBody") for i in range(6)]
     folder = repository(tmp_path / "Tiny_Sum", states)
     history = open_source(str(folder), Limits(commits=3)).fetch(tmp_path / "home")
-    assert [revision.message.splitlines()[0] for revision in history.revisions] == [f"Commit {i}" for i in (2, 3, 4, 5)]
+    assert [revision.message.splitlines()[0] for revision in history.revisions] == [
+        f"Commit {i}" for i in (2, 3, 4, 5)
+    ]
     assert (history.kind, history.name) == ("commit", "tiny-sum")
     assert history.tree(history.newest)["tinysum/__init__.py"].data == b'__version__ = "1.5"\n'
     assert open_source(str(folder), Limits(commits=3)).fetch(tmp_path / "home") == history
-    pinned = open_source(f"{folder}@{history.revisions[-2].commit}", Limits(commits=3)).fetch(tmp_path / "home")
+    pinned = open_source(f"{folder}@{history.revisions[-2].commit}", Limits(commits=3)).fetch(
+        tmp_path / "home"
+    )
     assert pinned.newest.commit == history.revisions[-2].commit
 
 
