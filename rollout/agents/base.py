@@ -30,6 +30,8 @@ class Agent(Protocol):
     """A scaffold. Third parties add one under the entry point group `posttrain.agents`."""
 
     name: str
+    fresh: bool
+    """Verdicts are never taken from a cache. Evaluation demands it."""
 
     async def run(self, task: Task, session: Session) -> Outcome:
         """Act until done. It may raise SandboxError, RequestError and AgentFailure; anything else is a

@@ -71,7 +71,7 @@ class BashAgent:
     ) -> None:
         self._provider, self._grader = provider, grader
         self._config = config or BashConfig()
-        self._fresh, self._owner = fresh, owner
+        self.fresh, self._owner = fresh, owner
 
     async def run(self, task: Task, session: Session) -> Outcome:
         workspace = Workspace(self._provider, task, self._config, self._owner)
@@ -92,7 +92,7 @@ class BashAgent:
             return Outcome(Verdict(reward=0.0, evidence=str(error)), repercussion=True)
         finally:
             await workspace.close()
-        return Outcome(await self._grader.grade(task, diff, fresh=self._fresh))
+        return Outcome(await self._grader.grade(task, diff, fresh=self.fresh))
 
     async def _step(self, session: Session, workspace: Workspace, command: str | None) -> str:
         if command is None:

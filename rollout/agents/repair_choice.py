@@ -79,7 +79,7 @@ class RepairChoice:
     ) -> None:
         self._candidates, self._blobs = candidates, blobs
         self._visible, self._grader = visible, grader
-        self._fresh, self._max_tries = fresh, max_tries
+        self.fresh, self._max_tries = fresh, max_tries
 
     async def run(self, task: Task, session: Session) -> Outcome:
         choices = await self._choices(task)
@@ -100,7 +100,7 @@ class RepairChoice:
             candidate = choices.candidates[action.choice - 1]
             if action.kind == "submit":
                 files = self._files(candidate)
-                return Outcome(await self._grader.grade_files(task, files, fresh=self._fresh))
+                return Outcome(await self._grader.grade_files(task, files, fresh=self.fresh))
             if tries == self._max_tries:
                 return _zero(f"more than {self._max_tries} tries")
             tries += 1

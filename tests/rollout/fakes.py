@@ -22,9 +22,9 @@ from catalog.models import (
     Verdict,
     VerifierSpec,
 )
+from catalog.models import Segment as EngineSegment
 from rollout.agents.repair_choice import VisibleResult
 from rollout.engine import Completion, EngineStats, Request, Sink, Token
-from catalog.models import Segment as EngineSegment
 
 STOP = 3
 ROLES = {"system": 0, "user": 1, "assistant": 2, "tool": 4}
@@ -141,7 +141,9 @@ class ScriptedEngine:
     exact = True
     max_tokens = 4096
 
-    def __init__(self, script: Callable[[Request, int], str], *, delay: float = 0.0, version: int = 0) -> None:
+    def __init__(
+        self, script: Callable[[Request, int], str], *, delay: float = 0.0, version: int = 0
+    ) -> None:
         self.script, self.delay, self.version = script, delay, version
         self.turns: Counter[str] = Counter()
         self.running = asyncio.Event()
@@ -154,7 +156,7 @@ class ScriptedEngine:
     async def generate(self, request: Request, sink: Sink | None = None) -> Completion:
         self.requests.append(request)
         key = request.session or ""
-        text = Characters().encode(self.script(request, self.turns[key])) + [STOP]
+        text = [*Characters().encode(self.script(request, self.turns[key])), STOP]
         self.turns[key] += 1
         start = len(request.ids)
         segments = [EngineSegment(kind="prefill", start=0, end=start, version=self.version, kv_version=0)]

@@ -282,7 +282,9 @@ async def test_logits_that_are_not_finite_fail_one_request_only():
 
     async with Opened(Poisoned()) as engine:
         bad, good = await asyncio.gather(
-            engine.generate(request([99, 98], seed=1)), engine.generate(request(seed=1)), return_exceptions=True
+            engine.generate(request([99, 98], seed=1)),
+            engine.generate(request(seed=1)),
+            return_exceptions=True,
         )
     assert isinstance(bad, RequestError)
     assert bad.kind == "not_finite"
@@ -316,4 +318,3 @@ async def test_greedy_is_certain():
         second = await engine.generate(request(temperature=0, seed=2))
     assert ids(first) == ids(second)
     assert {token.logprob for token in first.tokens} == {0.0}
-
