@@ -14,6 +14,7 @@ from catalog.models import Failure, Task, Trajectory, Verdict
 from rollout.engine import RequestError
 from rollout.session import ReplayMismatch, Session
 from sandbox.base import SandboxError
+from verifiers.runner import RunnerFailed
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +35,8 @@ class Agent(Protocol):
     """Verdicts are never taken from a cache. Evaluation demands it."""
 
     async def run(self, task: Task, session: Session) -> Outcome:
-        """Act until done. It may raise SandboxError, RequestError and AgentFailure; anything else is a
-        fault of the agent's code and stops the job."""
+        """Act until done. It may raise SandboxError, RunnerFailed, RequestError and AgentFailure;
+        anything else is a fault of the agent's code and stops the job."""
         ...
 
 
@@ -60,6 +61,8 @@ async def attempt(agent: Agent, task: Task, session: Session, *, policy: str) ->
         failure = Failure(boundary="engine", kind=error.kind, message=str(error))
     except SandboxError as error:
         failure = Failure(boundary="sandbox", kind=type(error).__name__, message=str(error))
+    except RunnerFailed as error:
+        failure = Failure(boundary="verifier", kind="RunnerFailed", message=str(error))
     except AgentFailure as error:
         failure = Failure(boundary="scaffold", kind=error.kind, message=str(error))
     except ReplayMismatch as error:
