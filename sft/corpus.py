@@ -3,9 +3,9 @@
     python -m sft.corpus --packages examples/pretrain_packages.txt --exclude boltons --out FILE.jsonl.xz
 
 Wheels are fetched with the user's pip (`--only-binary`, so no code of theirs runs), unpacked, and their
-`.py` files kept when the package's licence is permissive. A function whose normalised body occurs in an
-excluded package (the demo's), or has been seen before, is counted; a file more than half of whose functions are
-such copies is dropped. One JSON object a line: package, version, licence, path, text.
+`.py` files kept when the package's licence is permissive. A file is dropped when one of its functions also
+stands in an excluded package (the demo's), or when more than half of them have been seen before. One JSON
+object a line: package, version, licence, path, text.
 """
 
 from __future__ import annotations
@@ -131,12 +131,22 @@ def collect(wheels: list[Path], banned: list[Path], out: Path) -> Counter[str]:
             corpus.counts["packages"] += 1
             taken = 0
             for path, text in python_files(wheel):
-                if not 400 < len(text) <= MAX_FILE_CHARS or "\ufffd" in text or "generated" in text[:600].lower():
+                if (
+                    not 400 < len(text) <= MAX_FILE_CHARS
+                    or "\ufffd" in text
+                    or "generated" in text[:600].lower()
+                ):
                     continue
                 if taken + len(text) > MAX_PACKAGE_CHARS or not corpus.accept(text):
                     continue
                 taken += len(text)
-                row = {"package": package, "version": version, "licence": licence[:80], "path": path, "text": text}
+                row = {
+                    "package": package,
+                    "version": version,
+                    "licence": licence[:80],
+                    "path": path,
+                    "text": text,
+                }
                 stream.write(json.dumps(row, ensure_ascii=False) + "\n")
                 corpus.counts["files"] += 1
             corpus.counts["characters"] += taken
@@ -146,7 +156,9 @@ def collect(wheels: list[Path], banned: list[Path], out: Path) -> Counter[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--packages", type=Path, required=True, help="one name a line")
     parser.add_argument("--exclude", nargs="*", default=["boltons"], help="packages to decontaminate against")
     parser.add_argument("--wheels", type=Path, help="folder of wheels fetched before; default: fetch")
@@ -158,7 +170,9 @@ def main() -> None:
         folder.mkdir(exist_ok=True)
         banned = [fetch(name, banned_folder) for name in args.exclude]
         if None in banned:
-            raise SystemExit(f"no wheel of {args.exclude[banned.index(None)]} on the index; name a package that has one")
+            raise SystemExit(
+                f"no wheel of {args.exclude[banned.index(None)]} on the index; name a package that has one"
+            )
         if args.wheels is None:
             for name in args.packages.read_text().split():
                 if fetch(name, folder) is None:

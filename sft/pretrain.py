@@ -20,6 +20,8 @@ import random
 import time
 import zlib
 from collections.abc import Iterator
+from dataclasses import dataclass
+from multiprocessing.pool import AsyncResult, Pool
 from pathlib import Path
 
 import numpy as np
@@ -27,8 +29,9 @@ import torch
 from torch import Tensor
 
 from model.batch import Batch
-from model.policy import Policy, fresh_policy
-from model.presets import preset
+from model.flash import FlashPolicy
+from model.moe import MoE
+from model.policy import Policy
 from model.tokenizer import Tokenizer
 from sft.choices import Choice, choices_of
 
@@ -49,7 +52,7 @@ def is_dev(row: dict[str, str]) -> bool:
 
 def encode_file(row: dict[str, str]) -> np.ndarray:
     """Token ids of one file, `<|eos|>` last."""
-    tokenizer = Tokenizer.default()
+    tokenizer = Tokenizer()
     return np.array([*tokenizer.encode(row["text"]), tokenizer.eos], dtype=np.uint16)
 
 
@@ -81,11 +84,11 @@ class Code:
 
 
 class Choices:
-    """Choice documents, padded to one length; only the answer bears loss, the prompt a tenth of it."""
+    """Choice documents, padded to one length; only the answer bears loss."""
 
     def __init__(self, documents: list[Choice], columns: int, device: str, seed: int) -> None:
         kept = [d for d in documents if len(d.tokens) <= columns + 1]
-        pad = Tokenizer.default().pad
+        pad = Tokenizer().pad
         ids = np.full((len(kept), columns + 1), pad, dtype=np.int16)
         said = np.zeros((len(kept), columns + 1), dtype=bool)
         for i, document in enumerate(kept):
@@ -130,93 +133,96 @@ def loss_of(policy: Policy, batch: Batch, targets_BT: Tensor) -> tuple[Tensor, T
     return loss, logits_NV.argmax(-1) == targets_N
 
 
-def prepare(corpus: Path, cache: Path, processes: int) -> None:
-    """Tokenise the corpus and make its choice documents, in `processes` processes; a no-op when done."""
-    if cache.exists():
-        return
-    everything = list(rows(corpus))
-    with multiprocessing.get_context("fork").Pool(processes) as pool:
+@dataclass
+class Data:
+    """Token streams of the corpus at once; its choice documents, which take minutes, when asked for."""
+
+    code: dict[str, np.ndarray]
+    pending: AsyncResult[list[list[Choice]]]
+    split: list[str]
+
+    @classmethod
+    def start(cls, corpus: Path, pool: Pool) -> Data:
+        """Tokenise the corpus, and begin to make choice documents in the pool's processes."""
+        everything = list(rows(corpus))
+        split = ["dev" if is_dev(row) else "train" for row in everything]
+        pending = pool.map_async(encode_choices, everything, chunksize=16)
         encoded = pool.map(encode_file, everything, chunksize=64)
-        made = pool.map(encode_choices, everything, chunksize=16)
-    split = {
-        name: [i for i, row in enumerate(everything) if is_dev(row) == dev] for name, dev in (("train", False), ("dev", True))
-    }
-    random.Random(0).shuffle(split["train"])
-    temporary = cache.with_name(cache.name + ".part")
-    torch.save(
-        {
-            name: {
-                "code": torch.from_numpy(np.concatenate([encoded[i] for i in indices]).astype(np.int16)),
-                "choices": [(d.tokens, d.said) for i in indices for d in made[i]],
-            }
-            for name, indices in split.items()
-        },
-        temporary,
-    )
-    temporary.replace(cache)
+        order = list(range(len(everything)))
+        random.Random(0).shuffle(order)
+        code = {
+            name: np.concatenate([encoded[i] for i in order if split[i] == name]) for name in ("train", "dev")
+        }
+        return cls(code, pending, split)
+
+    def choices(self, name: str) -> list[Choice]:
+        """Choice documents of a split; waits for them."""
+        made = self.pending.get()
+        return [
+            document for i, documents in enumerate(made) if self.split[i] == name for document in documents
+        ]
 
 
-def train(args: argparse.Namespace) -> dict[str, object]:
-    """Train one preset and save it; returns the summary."""
+def train(args: argparse.Namespace, preset_name: str, data: Data) -> dict[str, object]:
+    """Train one preset and save it under `args.out`; returns the summary."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.manual_seed(args.seed)
-    torch.backends.cuda.matmul.allow_tf32 = True
-    data = torch.load(args.cache, weights_only=True)
-    code = Code(data["train"]["code"].numpy(), args.columns, device, args.seed)
-    dev_code = Code(data["dev"]["code"].numpy(), args.columns, device, 1)
-    choices, dev_choices = (
-        Choices([Choice(*pair) for pair in data[name]["choices"]], args.columns, device, args.seed)
-        for name in ("train", "dev")
-    )
-    policy = fresh_policy(preset(args.preset), seed=args.seed, device=device)
-    decayed = [p for p in policy.module.parameters() if p.ndim >= 2]
-    others = [p for p in policy.module.parameters() if p.ndim < 2]
-    optimizer = torch.optim.AdamW(
-        [{"params": decayed, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}],
-        lr=args.lr,
-        betas=(0.9, 0.95),
-        fused=device == "cuda",
-    )
+    code = Code(data.code["train"], args.columns, device, args.seed)
+    choices: Choices | None = None
+    policy = FlashPolicy.fresh(preset_name, seed=args.seed)
+    policy.module.to(device).train()
+    optimizer = make_optimizer(policy, args.lr, fused=device == "cuda")
     began, step, seconds = time.monotonic(), 0, args.minutes * 60
     while (spent := time.monotonic() - began) < seconds and step < args.steps:
         progress = max(spent / seconds, step / args.steps)
         lr = args.lr * min(1.0, (step + 1) / 200) * (0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * progress)))
         for group in optimizer.param_groups:
             group["lr"] = lr
-        choice_share = args.choice_share if progress > args.choices_from else 0.0
-        batch_targets = [(1.0, *code.batch(args.rows))]
-        if choice_share:
-            batch_targets.append((choice_share, *choices.batch(args.rows)))
-        for weight, batch, targets in batch_targets:
-            with torch.autocast(device, dtype=torch.bfloat16):
+        parts = [(1.0, *code.batch(args.rows))]
+        if progress >= args.choices_from:
+            choices = choices or Choices(data.choices("train"), args.columns, device, args.seed)
+            parts.append((args.choice_share, *choices.batch(args.rows)))
+        for weight, batch, targets in parts:
+            with torch.autocast(device, dtype=torch.bfloat16, enabled=device == "cuda"):
                 loss, _ = loss_of(policy, batch, targets)
             (weight * loss).backward()
         norm = torch.nn.utils.clip_grad_norm_(policy.module.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        update_balance(policy)
+        for module in policy.module.modules():
+            if isinstance(module, MoE):
+                module.update_bias()
         step += 1
-        if step % 200 == 0:
+        if step % args.report_every == 0:
             if not math.isfinite(float(norm)):
                 raise SystemExit(f"step {step}: the gradient is not finite; lower --lr")
-            print(f"step {step} {spent:.0f} s loss {float(loss):.3f} norm {float(norm):.2f} lr {lr:.2e}", flush=True)
-    policy.save(Path(args.out))
+            print(
+                f"{preset_name} step {step} {spent:.0f} s loss {float(loss):.3f} norm {float(norm):.2f}",
+                flush=True,
+            )
+    policy.save(Path(args.out) / preset_name, dtype=torch.bfloat16)
+    spent = time.monotonic() - began
+    dev_code = Code(data.code["dev"], args.columns, device, 1)
+    dev_choices = Choices(data.choices("dev"), args.columns, device, 1)
     return {
-        "preset": args.preset,
+        "preset": preset_name,
         "seed": args.seed,
         "steps": step,
         "tokens": step * args.rows * args.columns,
-        "minutes": round((time.monotonic() - began) / 60, 2),
+        "minutes": round(spent / 60, 2),
         "device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
         **evaluate(policy, dev_code, dev_choices, args.rows),
     }
 
 
-def update_balance(policy: Policy) -> None:
-    """Move the experts' selection biases towards even load, where the network has them."""
-    balance = getattr(policy.module, "update_balance", None)
-    if balance is not None:
-        balance()
+def make_optimizer(policy: FlashPolicy, lr: float, *, fused: bool) -> torch.optim.Optimizer:
+    """AdamW; matrices decay, vectors do not."""
+    parameters = list(policy.module.parameters())
+    groups = [
+        {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": 0.1},
+        {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(groups, lr=lr, betas=(0.9, 0.95), fused=fused)
 
 
 @torch.no_grad()
@@ -232,26 +238,35 @@ def evaluate(policy: Policy, code: Code, choices: Choices, count: int) -> dict[s
         rows_N = (targets != IGNORE).nonzero()[:, 0]
         wrong_B = torch.zeros(len(index), device=choices.device).index_add_(0, rows_N, (~hit_N).float())
         hits += (wrong_B == 0).float().tolist()
-    return {"dev_code_nats": sum(losses) / len(losses), "dev_choice_accuracy": sum(hits) / max(1, len(hits)), "dev_choices": len(hits)}
+    return {
+        "dev_code_nats": sum(losses) / len(losses),
+        "dev_choice_accuracy": sum(hits) / max(1, len(hits)),
+        "dev_choices": len(hits),
+    }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--preset", default="flash-nano")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--presets", nargs="+", default=["flash-nano", "flash-wide"])
     parser.add_argument("--corpus", type=Path, required=True, help="made by sft.corpus")
-    parser.add_argument("--cache", type=Path, default=Path("pretrain_tokens.pt"))
     parser.add_argument("--out", required=True)
-    parser.add_argument("--minutes", type=float, default=8.0)
+    parser.add_argument("--minutes", type=float, default=8.0, help="of each preset")
     parser.add_argument("--steps", type=int, default=10**9)
     parser.add_argument("--rows", type=int, default=256)
     parser.add_argument("--columns", type=int, default=512)
     parser.add_argument("--lr", type=float, default=4e-3)
     parser.add_argument("--choice-share", type=float, default=0.5, help="weight of the choices' loss")
-    parser.add_argument("--choices-from", type=float, default=0.4, help="share of the run after which they come")
+    parser.add_argument(
+        "--choices-from", type=float, default=0.4, help="share of the run after which they come"
+    )
+    parser.add_argument("--report-every", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
-    prepare(args.corpus, args.cache, os.cpu_count() or 1)
-    print(json.dumps(train(args)))
+    with multiprocessing.get_context("fork").Pool(max(1, (os.cpu_count() or 2) - 1)) as pool:
+        data = Data.start(args.corpus, pool)
+        print(json.dumps([train(args, name, data) for name in args.presets]))
 
 
 if __name__ == "__main__":
