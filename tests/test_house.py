@@ -91,9 +91,10 @@ def test_the_make_targets_are_few_and_explained() -> None:
     assert len(targets) <= 8
 
 
-@pytest.mark.parametrize(
-    "page", ["README.md", *(f"docs/{p.name}" for p in sorted((ROOT / "docs").glob("*.md")))]
-)
+PAGES = ["README.md", *sorted(f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md"))]
+
+
+@pytest.mark.parametrize("page", PAGES)
 def test_commands_that_pages_show_exist(page: str, capsys: pytest.CaptureFixture[str]) -> None:
     path = ROOT / page
     text = path.read_text()
