@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -30,7 +30,7 @@ class Bench:
     owner: str = "check"
 
     @asynccontextmanager
-    async def box(self, **changes: Any) -> AsyncIterator[Sandbox]:
+    async def box(self, **changes: Any) -> AsyncGenerator[Sandbox]:
         """A fresh sandbox: 256 MiB, 64 processes, 64 MiB of disk unless `changes` say otherwise."""
         defaults: dict[str, Any] = {"memory_mb": 256, "pids": 64, "disk_mb": 64, "owner": self.owner}
         async with await self.provider.create(

@@ -145,7 +145,8 @@ async def kernel_settings_are_out_of_reach(bench: Bench) -> None:
             for what in ("echo x > /proc/sys/kernel/core_pattern", "echo 1 > /proc/sys/vm/drop_caches",
                          "test -s /proc/kcore", "head -c 1 /proc/kmsg | grep .", "test -s /proc/keys",
                          "mknod /tmp/sda b 8 0", "mknod /tmp/mem c 1 1", "ls /dev/sda /dev/vda /dev/mem",
-                         "ls /sys/fs/cgroup/*", "test -f /proc/sysrq-trigger -a -w /proc/sysrq-trigger"):  # fmt: skip
+                         "ls /sys/fs/cgroup/*",
+                         "test -f /proc/sysrq-trigger -a -w /proc/sysrq-trigger"):  # fmt: skip
                 assert not (await box.exec(what, user=user, timeout=5)).ok, f"{user} could {what}"
 
 

@@ -46,7 +46,8 @@ def explain(reply: dict[str, Any] | None) -> str:
     if number in (errno.EMFILE, errno.ENFILE):
         return f"too many open files ({text}); raise `ulimit -n`"
     if number == errno.ENOSPC:
-        return f"a kernel limit on namespaces or control groups is reached ({text}); close sandboxes or raise user.max_*_namespaces"
+        limit = "a kernel limit on namespaces or control groups is reached"
+        return f"{limit} ({text}); close sandboxes or raise the sysctls user.max_*_namespaces"
     return f"cannot set up a sandbox here: {text}"
 
 

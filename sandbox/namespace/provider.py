@@ -33,7 +33,10 @@ from sandbox.node import wire
 
 ROOT = Path(__file__).resolve().parents[2]
 START_SECONDS = 30.0
-_BOOT = "import sys; sys.path.insert(0, {root!r}); from sandbox.node import zygote; sys.path.pop(0); zygote.main()"
+_BOOT = (
+    "import sys; sys.path.insert(0, {root!r}); "
+    "from sandbox.node import zygote; sys.path.pop(0); zygote.main()"
+)
 
 
 class NamespaceProvider:
@@ -114,7 +117,11 @@ class NamespaceProvider:
             self._loop.remove_reader(self._channel.sock)
             self._channel.close()
             self._channel = self._capabilities = None
-            for id in list(self._live):
+            if self._nodelet is not None:
+                self._nodelet.kill()  # it has closed its socket: it is dead or about to be
+                self._nodelet.wait()
+                self._nodelet = None
+            for id in [*self._live, *self._dying]:
                 self._bury(id)
 
     def _bury(self, id: str) -> None:
