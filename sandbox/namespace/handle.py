@@ -54,6 +54,7 @@ class NamespaceSandbox:
         self._counters = counters
         self._closed = False
         self._background: set[Collector] = set()
+        self._processes: set[NamespaceProcess] = set()
 
     # ---- commands
 
@@ -79,7 +80,6 @@ class NamespaceSandbox:
         try:
             return await process.wait()
         finally:
-            process.release()
             if feeder is not None:
                 feeder.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
@@ -138,7 +138,11 @@ class NamespaceSandbox:
         finally:
             theirs.close()
             close_all([in_r, out_w, err_w])
-        return NamespaceProcess(self, Channel(ours), in_w, out_r, err_r, timeout, max_output, before, stream)
+        process = NamespaceProcess(
+            self, Channel(ours), in_w, out_r, err_r, timeout, max_output, before, stream
+        )
+        self._processes.add(process)
+        return process
 
     async def _request(self, message: dict[str, Any], fds: list[int]) -> None:
         if self._closed:
@@ -231,6 +235,9 @@ class NamespaceSandbox:
     def alive(self) -> bool:
         return not self._closed and not self._provider.is_dead(self.id)
 
+    def forget(self, process: NamespaceProcess) -> None:
+        self._processes.discard(process)
+
     def keep_draining(self, collector: Collector) -> None:
         self._background = {each for each in self._background if not each.ended.done()}
         self._background.add(collector)
@@ -248,6 +255,8 @@ class NamespaceSandbox:
             return
         self._closed = True
         self._channel.close()
+        for process in list(self._processes):
+            process.release()
         for collector in self._background:
             collector.close()
         await self._provider.kill(self.id)
@@ -362,9 +371,8 @@ class NamespaceProcess:
             if self._result is None:
                 try:
                     self._result = await self._wait()
-                except asyncio.CancelledError:
-                    self._hang_up()
-                    raise
+                finally:
+                    self.release()
             return self._result
 
     async def _wait(self) -> ExecResult:
@@ -404,11 +412,14 @@ class NamespaceProcess:
             await asyncio.wait(waiting, timeout=DRAIN_SECONDS - quiet)
 
     def release(self) -> None:
-        """Give up everything but the draining of pipes that background processes still hold."""
+        """Give up everything but the draining of pipes that background processes still hold; idempotent."""
+        self._sandbox.forget(self)
         self._hang_up()
         self._status.close()
         if self._stdin >= 0:
             os.close(self.take_stdin())
+        if self._transport is not None:
+            self._transport.close()
         for collector in (self._out, self._err):
             if collector is not None and not collector.ended.done():
                 collector.discard()

@@ -77,18 +77,18 @@ def _write_all(fd: int, data: bytes) -> None:
         view = view[os.write(fd, view) :]
 
 
-def _parents(path: str, agent: int) -> None:
+def make_parents(path: str, agent: int) -> None:
     """Make the missing folders above `path`, owned by the agent."""
     parent = os.path.dirname(path)
     if parent and not os.path.isdir(parent):
-        _parents(parent, agent)
+        make_parents(parent, agent)
         os.mkdir(parent, 0o755)
         os.chown(parent, agent, agent)
 
 
 def _write(request: dict[str, Any], source: int, agent: int) -> dict[str, Any]:
     path: str = os.path.join("/", request["path"])
-    _parents(path, agent)
+    make_parents(path, agent)
     if os.path.isdir(path):
         raise IsADirectoryError(21, "Is a directory", path)
     if os.path.lexists(path) and not os.path.isfile(path):
@@ -156,7 +156,7 @@ def _add(tar: tarfile.TarFile, path: str, name: str, info: os.stat_result, *, ow
 
 def _put_tree(request: dict[str, Any], source: int, agent: int) -> dict[str, Any]:
     top: str = os.path.join("/", request["path"])
-    _parents(os.path.join(top, "x"), agent)
+    make_parents(os.path.join(top, "x"), agent)
     base = os.path.realpath(top)
     count = 0
     with os.fdopen(os.dup(source), "rb") as raw, tarfile.open(fileobj=raw, mode="r|*") as tar:
@@ -185,7 +185,7 @@ def _extract(tar: tarfile.TarFile, member: tarfile.TarInfo, base: str, agent: in
         if os.path.islink(path) or not os.path.isdir(path):
             if os.path.lexists(path):
                 os.unlink(path)
-            _parents(path, agent)
+            make_parents(path, agent)
             os.mkdir(path, 0o755)
             os.chown(path, agent, agent)
         if path != base:
@@ -193,7 +193,7 @@ def _extract(tar: tarfile.TarFile, member: tarfile.TarInfo, base: str, agent: in
         return
     if not (member.isreg() or member.issym() or member.islnk()):
         raise FileError(f"tar entry {member.name!r} is a device or fifo")
-    _parents(path, agent)
+    make_parents(path, agent)
     if os.path.lexists(path):
         if os.path.isdir(path) and not os.path.islink(path):
             raise IsADirectoryError(21, "Is a directory", path)

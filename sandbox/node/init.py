@@ -16,7 +16,7 @@ import struct
 import sys
 from typing import Any
 
-from sandbox.node import fileops, monitor, rootfs, wire
+from sandbox.node import fileops, monitor, privileges, rootfs, wire
 from sandbox.node import syscalls as sc
 
 SIOCSIFFLAGS = 0x8914
@@ -109,6 +109,7 @@ def _loopback_up() -> None:
 def _prepare(spec: dict[str, Any]) -> int:
     os.setsid()
     sc.prctl(sc.PR_SET_PDEATHSIG, signal.SIGKILL)
+    sc.set_title("sandbox-init")
     sc.prctl(sc.PR_SET_DUMPABLE, 0)
     if spec["cgroup_namespace"]:
         with contextlib.suppress(OSError):
@@ -116,7 +117,11 @@ def _prepare(spec: dict[str, Any]) -> int:
     if spec["network"] == "none":
         _loopback_up()
     socket.sethostname("sandbox")
-    return rootfs.build(spec)
+    upper = rootfs.build(spec)
+    if not os.path.isdir(spec["workdir"]):
+        agent = 0 if spec["single_id"] else privileges.AGENT
+        fileops.make_parents(f"{spec['workdir']}/.", agent)
+    return upper
 
 
 def run(spec: dict[str, Any], client: socket.socket, control: socket.socket) -> None:

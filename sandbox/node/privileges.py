@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from sandbox.node import seccomp
 from sandbox.node import syscalls as sc
 
 AGENT = 1000
@@ -35,6 +36,8 @@ def drop(spec: dict[str, Any], user: str) -> None:
             os.setresuid(AGENT, AGENT, AGENT)
         sc.prctl(sc.PR_CAP_AMBIENT, sc.PR_CAP_AMBIENT_CLEAR_ALL)
         sc.set_capabilities(0)
+    if seccomp.PROGRAM is not None and not (user == "root" and spec["nested"]):
+        sc.seccomp(seccomp.PROGRAM)
 
 
 def _single_agent() -> None:

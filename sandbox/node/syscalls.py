@@ -35,6 +35,7 @@ AT_RECURSIVE = 0x8000
 PR_SET_PDEATHSIG = 1
 PR_SET_DUMPABLE = 4
 PR_SET_KEEPCAPS = 8
+PR_SET_NAME = 15
 PR_CAPBSET_DROP = 24
 PR_SET_CHILD_SUBREAPER = 36
 PR_SET_NO_NEW_PRIVS = 38
@@ -169,3 +170,14 @@ def seccomp(program: bytes) -> None:
     fprog = struct.pack("HxxxxxxP", len(program) // 8, ctypes.addressof(buffer))
     holder = ctypes.create_string_buffer(fprog, len(fprog))
     prctl(PR_SET_SECCOMP, 2, ctypes.addressof(holder))
+
+
+def set_title(title: str) -> None:
+    """Overwrite this process's command line, which would show host paths inside the sandbox."""
+    with open("/proc/self/stat") as file:
+        fields = file.read().rpartition(")")[2].split()
+    start, end = int(fields[45]), int(fields[46])  # arg_start and arg_end, proc(5) fields 48 and 49
+    if 0 < start < end:
+        text = os.fsencode(title)[: end - start - 1]
+        ctypes.memmove(start, text + b"\0" * (end - start - len(text)), end - start)
+    prctl(PR_SET_NAME, ctypes.cast(ctypes.c_char_p(os.fsencode(title)[:15]), ctypes.c_void_p).value or 0)

@@ -57,7 +57,7 @@ async def test_background_process_does_not_hold_the_call(box: NamespaceSandbox) 
     assert result.ok
     assert b"done" in result.stdout
     assert time.monotonic() - started < 4
-    assert (await box.exec("ps -A -o args")).stdout.count(b"sleep 30") == 1
+    assert (await box.exec(["ps", "-A", "-o", "args"])).stdout.splitlines().count(b"sleep 30") == 1
 
 
 async def test_cancelling_kills_the_command(box: NamespaceSandbox) -> None:
