@@ -145,7 +145,7 @@ def workspace(draft: Draft) -> dict[str, File]:
 
 
 def protected(draft: Draft) -> dict[str, File]:
-    """Every test, conftest and ini file of the verifier."""
+    """Every test, conftest and ini file of the verifier; links are left to the image."""
     arguments = frozenset(draft.arguments)
     return {
         path: file for path, file in changed(draft.base, draft.tests).items() if is_protected(path, arguments)
