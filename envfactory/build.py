@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -25,7 +24,7 @@ from envfactory.errors import BuildError, full_disk_is_a_user_error
 from envfactory.layout import Layout
 from envfactory.sanitize import clean
 from envfactory.sources.base import History, Progress, Revision, silent
-from envfactory.trees import File, changed, tree_key, write_tree
+from envfactory.trees import File, changed, scratch, tree_key, write_tree
 from sandbox.base import SandboxProvider
 from sandbox.images import ImageStore
 from verifiers.runner import TestRun, TestRunner
@@ -213,8 +212,7 @@ def _images(
     layout: Layout,
     images: ImageStore,
 ) -> tuple[str, str]:
-    with full_disk_is_a_user_error(home), tempfile.TemporaryDirectory(prefix="posttrain-env.") as temporary:
-        folder = Path(temporary)
+    with full_disk_is_a_user_error(home), scratch() as folder:
         wheels.write_environment(wheels.environment_tree(lock, home, extra), folder / "env")
         env_image = images.add_layer(
             images.host_base(), folder / "env", env=sandbox_env(layout), note="environment"
@@ -266,8 +264,8 @@ async def _suite(
         functions |= second.functions
     if slow and not statuses:
         raise BuildError(
-            f"every test file takes longer than {config.file_timeout_s:.0f} s: raise file_timeout_s or choose a"
-            " package with quicker tests"
+            f"every test file takes longer than {config.file_timeout_s:.0f} s: raise file_timeout_s or choose"
+            " a package with quicker tests"
         )
     return Suite(statuses, tuple(flaky), tuple(slow), durations, functions), messages
 
