@@ -33,8 +33,8 @@ from rollout.agents.effort import effort_line
 CUT = "~"
 """Stands for text that was cut out."""
 MAX_TRIES = 3
-MAX_ACTION_TOKENS = 8
-"""A readable action is at most five tokens in any tokenizer we know; more is not an action."""
+MAX_ACTION_TOKENS = 12
+"""A readable action fits in so many tokens even letter by letter; more is not an action."""
 
 _ACTION = re.compile(r"(try|submit) ([1-9][0-9]?)", re.ASCII)
 
