@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import signal
 import socket
 import time
 from collections.abc import Mapping, Sequence
@@ -13,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Self
 from sandbox.base import Capabilities, ExecResult, Outcome, SandboxError, SandboxLost, SandboxSpec
 from sandbox.hostbase import python_prefix
 from sandbox.namespace.channel import Channel, Collector, close_all, feed
-from sandbox.namespace.counters import Counters
 
 if TYPE_CHECKING:
     from sandbox.namespace.provider import NamespaceProvider
@@ -23,7 +23,9 @@ DRAIN_SECONDS = 0.1
 DRAIN_MAX_SECONDS = 2.0
 GRACE_SECONDS = 15.0
 """How long after a command's timeout the sandbox itself is given up."""
-DEFAULT_PATH = f"/opt/env/bin:{python_prefix()}/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+DEFAULT_PATH = (
+    f"/opt/env/bin:{python_prefix()}/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+)
 
 
 def base_environment(user: str) -> dict[str, str]:
@@ -43,7 +45,8 @@ class NamespaceSandbox:
         spec: SandboxSpec,
         environment: Mapping[str, str],
         channel: Channel,
-        counters: Counters,
+        *,
+        single_id: bool,
     ) -> None:
         self.id = id
         self.spec = spec
@@ -51,7 +54,7 @@ class NamespaceSandbox:
         self._provider = provider
         self._environment = dict(environment)
         self._channel = channel
-        self._counters = counters
+        self.single_id = single_id
         self._closed = False
         self._background: set[Collector] = set()
         self._processes: set[NamespaceProcess] = set()
@@ -128,7 +131,6 @@ class NamespaceSandbox:
             in_r, in_w = os.pipe()
         else:
             in_r, in_w = os.open("/dev/null", os.O_RDONLY), -1
-        before = self._counters.read()
         try:
             await self._request(request, [theirs.fileno(), in_r, out_w, err_w])
         except BaseException:
@@ -138,9 +140,7 @@ class NamespaceSandbox:
         finally:
             theirs.close()
             close_all([in_r, out_w, err_w])
-        process = NamespaceProcess(
-            self, Channel(ours), in_w, out_r, err_r, timeout, max_output, before, stream
-        )
+        process = NamespaceProcess(self, Channel(ours), in_w, out_r, err_r, timeout, max_output, stream)
         self._processes.add(process)
         return process
 
@@ -233,7 +233,15 @@ class NamespaceSandbox:
 
     @property
     def alive(self) -> bool:
-        return not self._closed and not self._provider.is_dead(self.id)
+        """Whether init still holds its socket; that closes before anything else in the sandbox dies."""
+        if self._closed:
+            return False
+        try:
+            return self._channel.sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) != b""
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
 
     def forget(self, process: NamespaceProcess) -> None:
         self._processes.discard(process)
@@ -245,9 +253,6 @@ class NamespaceSandbox:
     async def abandon(self) -> None:
         """Kill the sandbox because it no longer answers."""
         await self._provider.kill(self.id)
-
-    async def counters_since(self, before: dict[str, int]) -> set[str]:
-        return self._counters.rose(before)
 
     async def close(self) -> None:
         """Idempotent; kills everything inside and frees the writable layer."""
@@ -291,15 +296,16 @@ class NamespaceProcess:
         stderr: int,
         timeout: float | None,
         max_output: int,
-        before: dict[str, int],
         stream: bool,
+        *,
+        may_kill_monitor: bool,
     ) -> None:
         self._sandbox = sandbox
         self._status = status
         self._stdin = stdin
         self._stdout_fd = stdout
         self._timeout = timeout
-        self._before = before
+        self._may_kill_monitor = may_kill_monitor
         self._started = time.monotonic()
         self._out = None if stream else Collector(stdout, max_output)
         self._err = Collector(stderr, max_output)
@@ -385,8 +391,12 @@ class NamespaceProcess:
             report = None
         duration = time.monotonic() - self._started
         await self._drain()
-        rose = await self._sandbox.counters_since(self._before)
-        outcome, code, number = _outcome(report, rose, lost=not self._sandbox.alive)
+        if report is None and self._sandbox.alive:
+            # Its monitor was killed: by the kernel for memory, or by a command of the monitor's user.
+            fate = Outcome.SIGNALED if self._may_kill_monitor else Outcome.OOM
+            outcome, code, number = fate, None, signal.SIGKILL
+        else:
+            outcome, code, number = _outcome(report)
         return ExecResult(
             outcome=outcome,
             exit_code=code,
@@ -426,12 +436,10 @@ class NamespaceProcess:
                 self._sandbox.keep_draining(collector)
 
 
-def _outcome(
-    report: dict[str, Any] | None, rose: set[str], *, lost: bool
-) -> tuple[Outcome, int | None, int | None]:
+def _outcome(report: dict[str, Any] | None) -> tuple[Outcome, int | None, int | None]:
     """(outcome, exit code, signal) from the monitor's report and the limits that were hit meanwhile."""
     if report is None:
-        return (Outcome.OOM if "oom" in rose and not lost else Outcome.LOST), None, None
+        return Outcome.LOST, None, None
     if "error" in report:
         return Outcome.PIDS, None, None
     code, number = report["exit"], report["signal"]
@@ -441,9 +449,9 @@ def _outcome(
         return Outcome.CANCELLED, None, number
     if code == 0:
         return Outcome.EXITED, 0, None
-    if "oom" in rose:
+    if "oom" in report["hit"]:
         return Outcome.OOM, code, number
-    if "pids" in rose:
+    if "pids" in report["hit"]:
         return Outcome.PIDS, code, number
     if report["disk_full"]:
         return Outcome.DISK, code, number
