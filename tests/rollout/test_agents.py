@@ -61,7 +61,7 @@ async def test_the_policy_reads_the_effort_first_and_the_results_of_its_tries():
     done = await play(["try 1", "try 3", "try 5", "submit 3"])
     texts = [(turn.role, turn.text) for turn in done.turns]
     assert texts[0][1].startswith("Reasoning Effort: 50 (range 1-100;")
-    assert "assert first([]) is None" in texts[1][1]
+    assert "assert first([])" in texts[1][1]
     results = [text for role, text in texts if role == "tool"]
     assert results == [
         "1 fails: ValueError: still broken",
@@ -116,6 +116,17 @@ async def test_repair_choice_on_a_real_task(room):
     assert anew.reward == 1.0
     assert not anew.verdict.cached
     assert not any(call.cached for call in anew.tool_calls)
+
+
+async def test_a_set_without_the_tests_text_gets_it_from_the_task(room):
+    bare = room.choices.model_copy(update={"test_source": "", "failure": ""})
+    agent = RepairChoice(
+        lambda id: bare, room.blobs, GraderVisibleTests(room.grader, cache=False), room.grader, fresh=True
+    )
+    done = await attempt(agent, room.task, session_of(room.task, ["submit 3"]), policy="p")
+    assert done.reward == 1.0
+    prompt = done.turns[1].text
+    assert prompt.startswith("test\ndef test_empty():\n assert first([]) is None\nerror\nIndexError")
 
 
 def block(command):
