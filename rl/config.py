@@ -1,0 +1,68 @@
+"""Settings of reinforcement learning. Imports no torch."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+
+class Settings(BaseModel):
+    """Frozen, and an unknown key is an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class EffortConfig(Settings):
+    """Efforts that prompts ask for, and what reasoning costs at each. Open in the reports; see
+    `rl.effort`."""
+
+    efforts: tuple[int, ...] = (50, 75, 100)
+    """B: efforts that each prompt is sampled at (the tiers low, high and max)."""
+    k0: float = Field(0.1, ge=0)
+    """Reward lost per `length_norm` tokens at the smallest effort; 0 turns the penalty off."""
+    spread: float = Field(1.0, gt=0)
+    """lambda: tau = lambda * mean spacing of `efforts`."""
+    cap: float = Field(0.5, gt=0)
+    """C_max: no sample loses more than this."""
+    length_norm: float = Field(1024.0, gt=0)
+    """L_norm, in reasoning tokens."""
+    only_success: bool = False
+    """Charge successful samples only. The report charges all; then, in a mixed subgroup, a short failure is
+    preferred to a long one."""
+
+    @model_validator(mode="after")
+    def _efforts_are_usable(self) -> EffortConfig:
+        if not self.efforts or len(set(self.efforts)) != len(self.efforts):
+            raise ValueError(f"efforts must be distinct and at least one, got {self.efforts}")
+        if min(self.efforts) < 1 or max(self.efforts) > 100:
+            raise ValueError(f"efforts lie in 1..100, got {self.efforts}")
+        return self
+
+    @property
+    def tau(self) -> float:
+        """Points of effort over which the price falls by e."""
+        if len(self.efforts) == 1:
+            return self.spread
+        return self.spread * (max(self.efforts) - min(self.efforts)) / (len(self.efforts) - 1)
+
+
+class LossConfig(Settings):
+    """The policy-gradient loss; formulas in `rl.losses`."""
+
+    kind: Literal["pg", "ppo", "cispo"] = "ppo"
+    """pg: truncated importance weights alone. ppo: clipped ratio. cispo: capped weights, no token dropped."""
+    anchor: Literal["start", "rollout"] = "rollout"
+    """What the ratio is taken against: the weights at the start of the step (then truncated importance
+    sampling corrects the rest), or the rollout's log-probabilities themselves."""
+    clip_low: float = Field(0.2, ge=0, lt=1)
+    clip_high: float = Field(0.28, ge=0)
+    """Larger than `clip_low`: DAPO's clip-higher."""
+    tis_cap: float = Field(2.0, gt=0)
+    """C of the truncated importance weight."""
+    cispo_cap: float = Field(5.0, gt=0)
+    """Absolute ceiling of CISPO's weight."""
+    denominator: Literal["tokens", "constant"] = "tokens"
+    """tokens: loss-bearing tokens of the step. constant: samples times `tokens_per_sample`, which gives all
+    efforts the same weight."""
+    tokens_per_sample: float = Field(32.0, gt=0)
