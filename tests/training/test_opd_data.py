@@ -92,5 +92,6 @@ def test_at_most_one_head_is_resident_and_the_next_is_read_meanwhile():
         if following:
             assert reading[following].wait(5), "the next head is read while this one is in use"
     assert [name for name, _ in device.visit(["c", "a"])] == ["c", "a"]
-    assert seen == ["a", "b", "c"] and device.loads == 4, "the resident head is not loaded again"
+    assert seen == ["a", "b", "c"]
+    assert device.loads == 4, "the resident head is not loaded again"
     device.close()
