@@ -4,13 +4,9 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
-
-class Settings(BaseModel):
-    """Frozen, and an unknown key is an error."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
+from model.train_config import CheckpointConfig, OptimizerConfig, Settings
 
 
 class EffortConfig(Settings):
@@ -66,3 +62,35 @@ class LossConfig(Settings):
     """tokens: loss-bearing tokens of the step. constant: samples times `tokens_per_sample`, which gives all
     efforts the same weight."""
     tokens_per_sample: float = Field(32.0, gt=0)
+
+
+class RlConfig(Settings):
+    """One reinforcement-learning run; `rl.train` reads it. How samples are dispatched is the service's
+    business."""
+
+    policy: str = "flash-nano"
+    """What to start from: a built-in network, a folder, or `hf:PATH`."""
+    steps: int = Field(20, ge=1)
+    """Batches of samples, each followed by a publication of weights."""
+    max_seconds: float | None = Field(None, gt=0)
+    """Time at most, over all restarts; whichever of the two ends first."""
+    updates_per_batch: int = Field(1, ge=1)
+    """Optimizer steps on one batch: its samples are split so often, by group."""
+    micro_tokens: int = Field(8192, ge=1)
+    """Tokens, padding included, computed at one time; changes memory and speed, not the gradient."""
+    max_staleness: int = Field(2, ge=0)
+    """Tokens that many publications old still bear loss; older ones are masked."""
+    failed_at: float = 0.0
+    """A task reward of at most this is a failure: a subgroup of failures alone is dropped."""
+    call_tokens: dict[str, float] = {}
+    """Reasoning tokens that each call of a tool counts as, by name: what the effort prices beside tokens."""
+    mismatch_alarm: float = Field(1e-3, gt=0)
+    """Nats. Where trainer and engine hold the same weights, a larger gap between their log-
+    probabilities of one token raises an alarm: one of the two computes another network."""
+    mismatch_fatal: bool = False
+    """End the run on that alarm."""
+    seed: int = 0
+    effort: EffortConfig = EffortConfig()
+    loss: LossConfig = LossConfig()
+    optimizer: OptimizerConfig = OptimizerConfig(lr=3e-4)
+    checkpoint: CheckpointConfig = CheckpointConfig(every=1)
