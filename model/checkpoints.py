@@ -133,3 +133,24 @@ def write_json(path: Path, value: Any) -> None:
 
 def read_json(path: Path) -> Any:
     return json.loads(path.read_text(encoding="utf-8"))
+
+
+def claim_run(run: Path, config: dict[str, Any]) -> None:
+    """Make the run folder, or check that it belongs to this resolved configuration.
+
+    Raises:
+        ValueError: it was started with other settings; names the first few that differ.
+    """
+    run.mkdir(parents=True, exist_ok=True)
+    path = run / "config.json"
+    if not path.exists():
+        write_json(path, config)
+        return
+    before = read_json(path)
+    now = json.loads(json.dumps(config))
+    other = sorted(key for key in before.keys() | now.keys() if before.get(key) != now.get(key))
+    if other:
+        raise ValueError(
+            f"{run} was started with other settings ({', '.join(other[:3])}): use another folder, "
+            "or delete it to start afresh"
+        )

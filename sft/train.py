@@ -25,7 +25,7 @@ from model.batch import pack
 from model.policy import Policy
 from torch import Tensor
 
-from model.checkpoints import Checkpoints, JsonlMonitor, read_json, write_json
+from model.checkpoints import Checkpoints, JsonlMonitor, claim_run, read_json, write_json
 from model.targets import targets
 from model.training import TrainEngine
 from sft.config import SftConfig
@@ -60,7 +60,7 @@ def train(
         ValueError: no usable samples, or `run` belongs to another configuration.
         TrainingError: gradients that are not finite, step after step.
     """
-    claim(run, config)
+    claim_run(run, config.model_dump(mode="json"))
     data = select(examples, max_tokens=config.max_tokens).examples
     engine = TrainEngine(policy, config.optimizer)
     checkpoints = Checkpoints(run / "checkpoints", config.checkpoint.keep)
@@ -119,18 +119,6 @@ def likelihoods(policy: Policy, samples: Sequence[Example], micro_tokens: int):
         logits_NV = hidden_ND.float() @ policy.head().float().T
         nll_N: Tensor = torch.nn.functional.cross_entropy(logits_NV, wanted.ids_N, reduction="none")
         yield nll_N, logits_NV.detach().argmax(-1) == wanted.ids_N
-
-
-def claim(run: Path, config: SftConfig) -> None:
-    """Make the run folder, or check that it is this configuration's."""
-    run.mkdir(parents=True, exist_ok=True)
-    path = run / "config.json"
-    resolved = config.model_dump(mode="json")
-    if path.exists() and read_json(path) != resolved:
-        raise ValueError(
-            f"{run} was started with other settings: use another folder, or delete it to start afresh"
-        )
-    write_json(path, resolved)
 
 
 def resume(engine: TrainEngine, checkpoints: Checkpoints) -> tuple[int, float, bool, dict[str, float]]:
