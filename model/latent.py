@@ -1,0 +1,63 @@
+"""The shared latent global memory: one latent for every group of 1 or 2 tokens, made once, read by many layers.
+
+Axes: B rows, T columns, M groups, D channels of a latent (the same vector is key and value), K index channels.
+Group g of a sequence holds tokens g*r .. g*r+r-1 and is visible to position p iff g < (p+1)//r.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from model.config import NetworkConfig
+from model.layers import RMSNorm, linear
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What the layers of one key-value source read."""
+
+    ratio: int
+    latents_BMD: Tensor
+    """Rotated to each group's first position and quantized."""
+    index_keys_BMK: Tensor
+    segments_BM: Tensor
+    """Segment of the group; 0 is none."""
+    groups_BM: Tensor
+    """Number of the group within its segment."""
+
+    def visible(self, segments_BT: Tensor, positions_BT: Tensor) -> Tensor:
+        """Which groups each token may read: [B, T, M] bool."""
+        same = segments_BT.unsqueeze(2) == self.segments_BM.unsqueeze(1)
+        complete = self.groups_BM.unsqueeze(1) < ((positions_BT + 1) // self.ratio).unsqueeze(2)
+        return same & complete & (segments_BT > 0).unsqueeze(2)
+
+
+class Compressor(nn.Module):
+    """Tokens to latents. Ratio 2: channelwise softmax over the pair's gates; ratio 1: the projection alone."""
+
+    def __init__(self, config: NetworkConfig, ratio: int) -> None:
+        super().__init__()
+        self.ratio = ratio
+        self.project_kv = linear(config.width, config.head_dim)
+        self.project_gate = linear(config.width, config.head_dim) if ratio > 1 else None
+        self.norm = RMSNorm(config.head_dim, config.norm_eps)
+
+    @property
+    def raw_channels(self) -> int:
+        """Channels of `raw`: what a cache keeps of a token whose group is incomplete."""
+        return self.norm.weight.shape[0] * (1 if self.project_gate is None else 2)
+
+    def raw(self, x_BTd: Tensor) -> Tensor:
+        """Per-token projections [B, T, D] or, with gates behind, [B, T, 2D]; float32."""
+        kv = self.project_kv(x_BTd).float()
+        return kv if self.project_gate is None else torch.cat((kv, self.project_gate(x_BTd).float()), -1)
+
+    def pool(self, raw_BTC: Tensor) -> Tensor:
+        """Latents [B, T//ratio, D] of whole groups, normalised, not yet rotated."""
+        if self.project_gate is None:
+            return self.norm(raw_BTC)
+        kv_BM2D, gate_BM2D = raw_BTC.unflatten(1, (-1, self.ratio)).chunk(2, dim=-1)
+        return self.norm((gate_BM2D.softmax(dim=2) * kv_BM2D).sum(2))
