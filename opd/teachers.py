@@ -13,12 +13,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
-from model.batch import Sequence as PackedSequence
-from model.batch import pack
-from model.policy import Policy, load_policy
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from model.batch import Sequence as PackedSequence
+from model.batch import pack
+from model.policy import Policy, load_policy
 from model.targets import targets
 from opd.cache import HiddenCache, Key, sample_digest
 from opd.config import TeacherConfig

@@ -20,12 +20,12 @@ from pathlib import Path
 from typing import Protocol
 
 import torch
+
+from catalog.models import RunKind, Trajectory
+from catalog.runs import RunFolder
 from model.batch import Sequence as PackedSequence
 from model.batch import pack
 from model.policy import Policy
-
-from catalog.models import Trajectory
-from model.checkpoints import Checkpoints, JsonlMonitor, claim_run, read_json, write_json
 from model.targets import targets
 from model.training import TrainEngine
 from opd.cache import HiddenCache
@@ -73,6 +73,7 @@ class OpdResult:
 class OpdState:
     """Everything beside weights and optimizer that a step leaves behind. Step = publication number."""
 
+    format: int = 1
     step: int = 0
     seconds: float = 0.0
     finished: bool = False
@@ -101,40 +102,42 @@ async def train(
         ValueError: `run` belongs to another configuration, a teacher has another vocabulary, or a
         domain has none. TrainingError: gradients that are not finite, step after step.
     """
-    claim_run(run, config.model_dump(mode="json"))
     engine = TrainEngine(policy, config.optimizer)
-    if pool is None:
-        states = HiddenCache(cache or run / "hidden", getattr(torch, config.cache_dtype))
-        pool = TeacherPool(config.teachers, policy, states, run / "heads")
-    pool.prepare()
-    heads = Heads(pool.head, str(next(policy.module.parameters()).device))
-    checkpoints = Checkpoints(run / "checkpoints", config.checkpoint.keep + 1)
-    state = resume(engine, checkpoints)
-    monitor = JsonlMonitor(run / "metrics.jsonl", last_step=state.step)
-    folder = checkpoints.folder(state.step)
-    if not state.finished:
-        await samples.start(folder / "policy", state.step, state.consumed)
-    while not state.finished:
-        began = time.monotonic()
-        batch = await samples.next_batch()
-        waited = time.monotonic() - began
-        pieces = usable(config, policy, batch, domain_of, version=state.step)
-        done = max(state.step / config.steps, state.seconds / (config.max_seconds or math.inf))
-        metrics = await asyncio.to_thread(learn, config, engine, pool, heads, pieces, progress=done)
-        seconds = state.seconds + time.monotonic() - began
-        step = state.step + 1
-        finished = step >= config.steps or (config.max_seconds is not None and seconds >= config.max_seconds)
-        metrics |= {"samples": len(batch), "wait_s": waited, **samples.metrics()}
-        state = OpdState(step, seconds, finished, (*state.consumed, *(t.id for t in batch)), metrics)
-        folder = checkpoints.write(step, lambda folder, state=state: save(engine, folder, state))
-        monitor.log(step, metrics)
-        pool.cache.prune(config.cache_max_mb * 2**20)
-        if not finished:
-            await samples.publish(folder / "policy", step)
-    await samples.close()
-    heads.close()
-    monitor.close()
-    return OpdResult(folder / "policy", state.step, state.seconds, state.last)
+    checkpoints = run / "checkpoints"
+    with RunFolder.open(
+        run, kind=RunKind.OPD, config=config.model_dump(mode="json"), seed=config.seed, resume=True
+    ) as folder:
+        if pool is None:
+            states = HiddenCache(cache or run / "hidden", getattr(torch, config.cache_dtype))
+            pool = TeacherPool(config.teachers, policy, states, run / "heads")
+        pool.prepare()
+        heads = Heads(pool.head, str(next(policy.module.parameters()).device))
+        saved = engine.resume(checkpoints)
+        state = OpdState(**saved) if saved else OpdState()
+        folder.rewind(state.step)
+        if saved is None:
+            engine.checkpoint(checkpoints, 0, vars(state), keep=1)
+        if not state.finished:
+            await samples.start(weights_of(run, state.step), state.step, state.consumed)
+        while not state.finished:
+            began = time.monotonic()
+            batch = await samples.next_batch()
+            waited = time.monotonic() - began
+            pieces = usable(config, policy, batch, domain_of, version=state.step)
+            done = max(state.step / config.steps, state.seconds / (config.max_seconds or math.inf))
+            metrics = await asyncio.to_thread(learn, config, engine, pool, heads, pieces, progress=done)
+            metrics |= {"samples": len(batch), "wait_s": waited, **samples.metrics()}
+            state = after(config, state, batch, metrics, time.monotonic() - began)
+            # One more than asked for: the engine may still read the weights published last.
+            engine.checkpoint(checkpoints, state.step, vars(state), keep=config.checkpoint.keep + 1)
+            folder.log(state.step, **metrics)
+            pool.cache.prune(config.cache_max_mb * 2**20)
+            if not state.finished:
+                await samples.publish(weights_of(run, state.step), state.step)
+        await samples.close()
+        heads.close()
+        folder.finish(state.last)
+    return OpdResult(weights_of(run, state.step), state.step, state.seconds, state.last)
 
 
 def usable(
@@ -221,20 +224,16 @@ def accumulate(
     return total
 
 
-def resume(engine: TrainEngine, checkpoints: Checkpoints) -> OpdState:
-    """State of the newest checkpoint, with the engine restored; a new run writes its checkpoint 0."""
-    newest = checkpoints.latest()
-    if newest is None:
-        checkpoints.write(0, lambda folder: save(engine, folder, OpdState()))
-        return OpdState()
-    engine.restore(checkpoints.folder(newest))
-    saved = read_json(checkpoints.folder(newest) / "state.json")
-    return OpdState(
-        saved["step"], saved["seconds"], saved["finished"], tuple(saved["consumed"]), saved["last"]
-    )
+def after(
+    config: OpdConfig, state: OpdState, batch: Sequence[Trajectory], metrics: dict[str, float], took: float
+) -> OpdState:
+    """The state behind a step on `batch` that took so many seconds."""
+    step, seconds = state.step + 1, state.seconds + took
+    finished = step >= config.steps or seconds >= (config.max_seconds or math.inf)
+    consumed = (*state.consumed, *(sample.id for sample in batch))
+    return OpdState(step=step, seconds=seconds, finished=finished, consumed=consumed, last=metrics)
 
 
-def save(engine: TrainEngine, folder: Path, state: OpdState) -> None:
-    """Fill a checkpoint's folder."""
-    engine.save(folder)
-    write_json(folder / "state.json", {"format": 1, **vars(state)})
+def weights_of(run: Path, step: int) -> Path:
+    """Folder of the policy that step `step` left; its number is also the publication's."""
+    return run / "checkpoints" / f"{step:08d}" / "policy"

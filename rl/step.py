@@ -8,12 +8,12 @@ from collections.abc import Iterator, Sequence
 from statistics import fmean
 
 import torch
-from model.batch import Sequence as PackedSequence
-from model.batch import pack
-from model.policy import Policy
 from torch import Tensor
 
 from catalog.models import Trajectory
+from model.batch import Sequence as PackedSequence
+from model.batch import pack
+from model.policy import Policy
 from model.targets import Targets, targets, token_logprobs
 from model.training import TrainEngine, TrainingError
 from rl.advantages import Advantages, advantages

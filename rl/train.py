@@ -24,10 +24,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from catalog.models import RunKind, Trajectory
+from catalog.runs import RunFolder
 from model.policy import Policy
-
-from catalog.models import Trajectory
-from model.checkpoints import Checkpoints, JsonlMonitor, claim_run, read_json, write_json
 from model.training import TrainEngine
 from rl.config import RlConfig
 from rl.step import learn
@@ -62,8 +61,7 @@ class RlResult:
     policy: Path
     """Folder of the trained policy."""
     steps: int
-    version: int
-    """Publication number of the last weights."""
+    """Steps done; the publication number of the last weights."""
     seconds: float
     last: dict[str, float]
     """Metrics of the last step."""
@@ -73,41 +71,44 @@ async def train(config: RlConfig, policy: Policy, samples: Samples, *, run: Path
     """Train, or go on training, in the folder `run`.
 
     Raises:
-        ValueError: `run` belongs to another configuration.
+        UserError: `run` belongs to another configuration or another process.
         TrainingError: gradients that are not finite, or a fatal mismatch between trainer and engine.
     """
-    claim_run(run, config.model_dump(mode="json"))
     engine = TrainEngine(policy, config.optimizer)
-    checkpoints = Checkpoints(run / "checkpoints", config.checkpoint.keep + 1)
-    state = resume(engine, checkpoints)
-    monitor = JsonlMonitor(run / "metrics.jsonl", last_step=state.step)
-    folder = checkpoints.folder(state.step)
-    if not state.finished:
-        await samples.start(folder / "policy", state.step, state.consumed)
-    while not state.finished:
-        began = time.monotonic()
-        batch = await samples.next_batch()
-        waited = time.monotonic() - began
-        done = max(state.step / config.steps, state.seconds / (config.max_seconds or math.inf))
-        metrics = await asyncio.to_thread(learn, config, engine, batch, version=state.step, progress=done)
-        seconds = state.seconds + time.monotonic() - began
-        step = state.step + 1
-        finished = step >= config.steps or (config.max_seconds is not None and seconds >= config.max_seconds)
-        metrics |= {"wait_s": waited, "train_s": time.monotonic() - began - waited, **samples.metrics()}
-        state = RlState(step, seconds, finished, (*state.consumed, *(sample.id for sample in batch)), metrics)
-        folder = checkpoints.write(step, lambda folder, state=state: save(engine, folder, state))
-        monitor.log(step, metrics)
-        if not finished:
-            await samples.publish(folder / "policy", step)
-    await samples.close()
-    monitor.close()
-    return RlResult(folder / "policy", state.step, state.step, state.seconds, state.last)
+    checkpoints = run / "checkpoints"
+    with RunFolder.open(
+        run, kind=RunKind.RL, config=config.model_dump(mode="json"), seed=config.seed, resume=True
+    ) as folder:
+        saved = engine.resume(checkpoints)
+        state = RlState(**saved) if saved else RlState()
+        folder.rewind(state.step)
+        if saved is None:
+            engine.checkpoint(checkpoints, 0, vars(state), keep=1)
+        if not state.finished:
+            await samples.start(weights_of(run, state.step), state.step, state.consumed)
+        while not state.finished:
+            began = time.monotonic()
+            batch = await samples.next_batch()
+            waited = time.monotonic() - began
+            done = max(state.step / config.steps, state.seconds / (config.max_seconds or math.inf))
+            metrics = await asyncio.to_thread(learn, config, engine, batch, version=state.step, progress=done)
+            metrics |= {"wait_s": waited, **samples.metrics()}
+            state = after(config, state, batch, metrics, time.monotonic() - began)
+            # One more than asked for: the engine may still read the weights published last.
+            engine.checkpoint(checkpoints, state.step, vars(state), keep=config.checkpoint.keep + 1)
+            folder.log(state.step, **metrics)
+            if not state.finished:
+                await samples.publish(weights_of(run, state.step), state.step)
+        await samples.close()
+        folder.finish(state.last)
+    return RlResult(weights_of(run, state.step), state.step, state.seconds, state.last)
 
 
 @dataclass(frozen=True)
 class RlState:
     """Everything beside weights and optimizer that a step leaves behind. Step = publication number."""
 
+    format: int = 1
     step: int = 0
     seconds: float = 0.0
     finished: bool = False
@@ -115,20 +116,16 @@ class RlState:
     last: dict[str, float] = field(default_factory=dict)
 
 
-def resume(engine: TrainEngine, checkpoints: Checkpoints) -> RlState:
-    """State of the newest checkpoint, with the engine restored; a new run writes its checkpoint 0."""
-    newest = checkpoints.latest()
-    if newest is None:
-        checkpoints.write(0, lambda folder: save(engine, folder, RlState()))
-        return RlState()
-    engine.restore(checkpoints.folder(newest))
-    saved = read_json(checkpoints.folder(newest) / "state.json")
-    return RlState(
-        saved["step"], saved["seconds"], saved["finished"], tuple(saved["consumed"]), saved["last"]
-    )
+def after(
+    config: RlConfig, state: RlState, batch: Sequence[Trajectory], metrics: dict[str, float], took: float
+) -> RlState:
+    """The state behind a step on `batch` that took so many seconds."""
+    step, seconds = state.step + 1, state.seconds + took
+    finished = step >= config.steps or seconds >= (config.max_seconds or math.inf)
+    consumed = (*state.consumed, *(sample.id for sample in batch))
+    return RlState(step=step, seconds=seconds, finished=finished, consumed=consumed, last=metrics)
 
 
-def save(engine: TrainEngine, folder: Path, state: RlState) -> None:
-    """Fill a checkpoint's folder."""
-    engine.save(folder)
-    write_json(folder / "state.json", {"format": 1, **vars(state)})
+def weights_of(run: Path, step: int) -> Path:
+    """Folder of the policy that step `step` left; its number is also the publication's."""
+    return run / "checkpoints" / f"{step:08d}" / "policy"

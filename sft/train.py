@@ -16,16 +16,15 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
+from torch import Tensor
+
 from model.batch import Sequence as PackedSequence
 from model.batch import pack
 from model.policy import Policy
-from torch import Tensor
-
-from model.checkpoints import Checkpoints, JsonlMonitor, claim_run, read_json, write_json
 from model.targets import targets
 from model.training import TrainEngine
 from sft.config import SftConfig
@@ -51,41 +50,63 @@ def train(
     """Train, or go on training, in the folder `run`.
 
     Args:
-        config: written to `run/config.json`; going on with other settings is an error.
+        config: going on with other settings than those in `run/config.json` is an error.
         policy: the network to start from; its weights are replaced when `run` has a checkpoint.
         examples: all training samples, in any fixed order.
         dev: samples of which only the loss is measured.
 
     Raises:
-        ValueError: no usable samples, or `run` belongs to another configuration.
+        ValueError: no usable samples.
+        UserError: `run` belongs to another configuration or another process.
         TrainingError: gradients that are not finite, step after step.
     """
-    claim_run(run, config.model_dump(mode="json"))
     data = select(examples, max_tokens=config.max_tokens).examples
     engine = TrainEngine(policy, config.optimizer)
-    checkpoints = Checkpoints(run / "checkpoints", config.checkpoint.keep)
-    step, seconds, finished, last = resume(engine, checkpoints)
-    monitor = JsonlMonitor(run / "metrics.jsonl", last_step=step)
-    while not finished:
-        began = time.monotonic()
-        progress = max(step / config.steps, seconds / config.max_seconds if config.max_seconds else 0.0)
-        chosen = minibatch(data, step, config.batch_samples, config.seed)
-        loss, correct, count = accumulate(engine, chosen, config.micro_tokens)
-        stats = engine.step(progress)
-        step += 1
-        seconds += time.monotonic() - began
-        last = {"loss": loss, "accuracy": correct / count}
-        finished = step >= config.steps or (config.max_seconds is not None and seconds >= config.max_seconds)
-        if dev and (finished or step % config.eval_every == 0):
-            last["dev_loss"] = evaluate(policy, dev, config.micro_tokens)
-        rate = sum(len(sample.tokens) for sample in chosen) / (time.monotonic() - began)
-        monitor.log(step, {**last, **stats, "tokens_per_s": round(rate, 1), "seconds": round(seconds, 3)})
-        if finished or step % config.checkpoint.every == 0:
-            state = {"format": 1, "step": step, "seconds": seconds, "finished": finished, "last": last}
-            checkpoints.write(step, lambda folder, state=state: save(engine, folder, state))
-    monitor.close()
-    folder = checkpoints.folder(step) / "policy"
-    return SftResult(folder, step, seconds, last["loss"], last.get("dev_loss"))
+    with RunFolder.open(
+        run, kind=RunKind.SFT, config=config.model_dump(mode="json"), seed=config.seed, resume=True
+    ) as folder:
+        state = SftState(**(engine.resume(run / "checkpoints") or {}))
+        folder.rewind(state.step)
+        while not state.finished:
+            state = one_step(config, engine, data, dev, state)
+            folder.log(state.step, **state.last)
+            if state.finished or state.step % config.checkpoint.every == 0:
+                engine.checkpoint(run / "checkpoints", state.step, vars(state), keep=config.checkpoint.keep)
+        folder.finish(state.last)
+    weights = run / "checkpoints" / f"{state.step:08d}" / "policy"
+    return SftResult(weights, state.step, state.seconds, state.last["loss"], state.last.get("dev_loss"))
+
+
+@dataclass(frozen=True)
+class SftState:
+    """Everything beside weights and optimizer that a step leaves behind."""
+
+    format: int = 1
+    step: int = 0
+    seconds: float = 0.0
+    """Spent in training steps, over all restarts."""
+    finished: bool = False
+    last: dict[str, float] = field(default_factory=dict)
+    """Metrics of the step."""
+
+
+def one_step(
+    config: SftConfig, engine: TrainEngine, data: Sequence[Example], dev: Sequence[Example], state: SftState
+) -> SftState:
+    """One optimizer step, and the dev loss when it is due."""
+    began = time.monotonic()
+    progress = max(state.step / config.steps, state.seconds / (config.max_seconds or math.inf))
+    chosen = minibatch(data, state.step, config.batch_samples, config.seed)
+    loss, correct, count = accumulate(engine, chosen, config.micro_tokens)
+    stats = engine.step(progress)
+    took = time.monotonic() - began
+    step, seconds = state.step + 1, state.seconds + took
+    finished = step >= config.steps or seconds >= (config.max_seconds or math.inf)
+    last = {"loss": loss, "accuracy": correct / count, "loss_tokens": count, **stats, "seconds": seconds}
+    last["tokens_per_s"] = sum(len(sample.tokens) for sample in chosen) / took
+    if dev and (finished or step % config.eval_every == 0):
+        last["dev_loss"] = evaluate(engine.policy, dev, config.micro_tokens)
+    return SftState(step=step, seconds=seconds, finished=finished, last=last)
 
 
 def accumulate(engine: TrainEngine, chosen: Sequence[Example], micro_tokens: int) -> tuple[float, int, int]:
@@ -119,20 +140,3 @@ def likelihoods(policy: Policy, samples: Sequence[Example], micro_tokens: int):
         logits_NV = hidden_ND.float() @ policy.head().float().T
         nll_N: Tensor = torch.nn.functional.cross_entropy(logits_NV, wanted.ids_N, reduction="none")
         yield nll_N, logits_NV.detach().argmax(-1) == wanted.ids_N
-
-
-def resume(engine: TrainEngine, checkpoints: Checkpoints) -> tuple[int, float, bool, dict[str, float]]:
-    """(steps done, seconds spent, finished, last metrics) of the newest checkpoint, with the engine
-    restored."""
-    newest = checkpoints.latest()
-    if newest is None:
-        return 0, 0.0, False, {}
-    engine.restore(checkpoints.folder(newest))
-    state = read_json(checkpoints.folder(newest) / "state.json")
-    return state["step"], state["seconds"], state["finished"], state["last"]
-
-
-def save(engine: TrainEngine, folder: Path, state: dict[str, object]) -> None:
-    """Fill a checkpoint's folder."""
-    engine.save(folder)
-    write_json(folder / "state.json", state)
