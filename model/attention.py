@@ -116,6 +116,7 @@ class Attention(nn.Module):
         super().__init__()
         self.heads, self.head_dim = config.heads, config.head_dim
         self.groups = config.output_groups
+        self.matrix_blocks = {"query_up.weight": config.heads}
         self.window_fp8 = config.window_format == "fp8"
         channels = config.heads * config.head_dim
         self.query_down = linear(config.width, config.query_rank)

@@ -52,6 +52,7 @@ class Indexer(nn.Module):
     def __init__(self, config: NetworkConfig) -> None:
         super().__init__()
         self.heads, self.channels, self.topk = config.index_heads, config.index_dim, config.index_topk
+        self.matrix_blocks = {"query_up.weight": config.index_heads}
         self.quantized = config.index_format == "mxfp4"
         self.query_up = linear(config.query_rank, self.heads * self.channels)
         self.weight = linear(config.width, self.heads)

@@ -1,6 +1,6 @@
-"""The shared latent global memory: one latent for every group of 1 or 2 tokens, made once, read by many layers.
+"""The shared latent global memory: a latent for every 1 or 2 tokens, made once, read by many layers.
 
-Axes: B rows, T columns, M groups, D channels of a latent (the same vector is key and value), K index channels.
+Axes: B rows, T columns, M groups, D channels of a latent (key and value in one), K index channels.
 Group g of a sequence holds tokens g*r .. g*r+r-1 and is visible to position p iff g < (p+1)//r.
 """
 
@@ -36,7 +36,7 @@ class Memory:
 
 
 class Compressor(nn.Module):
-    """Tokens to latents. Ratio 2: channelwise softmax over the pair's gates; ratio 1: the projection alone."""
+    """Tokens to latents: at ratio 2 a channelwise softmax over the pair's gates mixes both."""
 
     def __init__(self, config: NetworkConfig, ratio: int) -> None:
         super().__init__()

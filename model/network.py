@@ -1,8 +1,8 @@
 """The causal encoder-decoder: layers, the order in which they share memory and selection, and the two halves.
 
-The encoder runs on every token. The decoder's memory is made from the encoder's output for every token too,
-but its layers run only from each sequence's start on (bounded replay): at prefill on the last W tokens.
-One `forward` serves training on packed rows and, with a `State`, prefill and decoding; parity comes from that.
+The encoder runs on every token. The decoder's memory is made from the encoder's output for every token
+too, but its layers run only from each sequence's start on (bounded replay): at prefill on the last W tokens.
+One `forward` serves training on packed rows and, with a `State`, prefill and decoding: hence their parity.
 
 Axes: B rows, T columns, U columns of the decoder, d width, W window.
 """

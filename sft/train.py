@@ -22,6 +22,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from catalog.models import RunKind
+from catalog.runs import RunFolder
 from model.batch import Sequence as PackedSequence
 from model.batch import pack
 from model.policy import Policy
