@@ -44,10 +44,8 @@ def explain(error: BaseException) -> tuple[int, str]:
         return USER, _one_line(str(error))
     where = traceback.extract_tb(error.__traceback__)[-1]
     place = f"{Path(where.filename).name}:{where.lineno}"
-    return (
-        FAULT,
-        f"Internal error at {place}: {type(error).__name__}: {_one_line(str(error))} (--debug shows more)",
-    )
+    what = f"{type(error).__name__}: {_one_line(str(error))}"
+    return FAULT, f"Internal error at {place}: {what} (--debug shows the traceback)."
 
 
 def _is_ours(error: ValueError) -> bool:

@@ -65,10 +65,8 @@ def show_run(run: str, *, session: InSession) -> None:
             record = catalog.get_run(run)
         folder = Path(record.folder)
     metrics = list(read_lines(folder / "metrics.jsonl"))
-    progress_file = folder / "progress.json"
-    progress: dict[str, Any] | None = (
-        json.loads(progress_file.read_bytes()) if progress_file.exists() else None
-    )
+    at = folder / "progress.json"
+    progress: dict[str, Any] | None = json.loads(at.read_bytes()) if at.exists() else None
     value = record.model_dump(mode="json") | {"progress": progress, "metrics": metrics}
 
     def show() -> None:

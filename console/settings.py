@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 import difflib
 import inspect
+import itertools
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
@@ -122,8 +123,9 @@ def _field_docs(model: type[BaseModel]) -> dict[str, str]:
         return {}
     docs: dict[str, str] = {}
     statements = body.body if isinstance(body, ast.ClassDef) else []
-    for field, note in zip(statements, statements[1:], strict=False):
-        named = isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
-        if named and isinstance(note, ast.Expr) and isinstance(note.value, ast.Constant):
+    for field, note in itertools.pairwise(statements):
+        if not (isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)):
+            continue
+        if isinstance(note, ast.Expr) and isinstance(note.value, ast.Constant):
             docs[field.target.id] = " ".join(str(note.value.value).split())
     return docs

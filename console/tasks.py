@@ -166,13 +166,11 @@ def _print_task(task: Task, report: QualityReport | None, candidates: CandidateS
         for rate in report.solve_rates:
             low, high = rate.interval
             effort = f" at effort {rate.effort}" if rate.effort is not None else ""
-            print(
-                f"  {clean(rate.solver)}{effort}: {rate.passed}/{rate.attempts}, 95 % [{low:.2f}, {high:.2f}]"
-            )
+            interval = f"95 % [{low:.2f}, {high:.2f}]"
+            print(f"  {clean(rate.solver)}{effort}: {rate.passed}/{rate.attempts}, {interval}")
     if candidates:
-        print(
-            f"\n{len(candidates.candidates)} repair candidates; a blind pick passes {candidates.chance:.1%}"
-        )
+        count = len(candidates.candidates)
+        print(f"\n{count} repair candidates; a blind pick passes with probability {candidates.chance:.3f}")
     tests = task.verifier
     print(f"\nTests: {len(tests.fail_to_pass)} fail to pass, {len(tests.pass_to_pass)} pass to pass")
     print(f"\nStatement\n{textwrap.indent(clean(task.problem.statement.strip()), '  ')}")

@@ -1,0 +1,314 @@
+"""From a history to an environment in which the package's own tests run, without a language model.
+
+    tree of the newest revision -> layout, requirements -> wheels -> /opt/env -> images -> suite, twice
+
+Code of the package runs in jails only. The result is kept by content: building the same revision again
+reads one file. What is left out: packages with compiled parts that have no pure fallback, dependencies
+without wheels, other interpreters than the one that runs us.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from catalog.atomic import write_atomic
+from catalog.models import TestStatus, digest_json
+from envfactory import layout as layouts
+from envfactory import metadata, requirements, wheels
+from envfactory.errors import BuildError, full_disk_is_a_user_error
+from envfactory.layout import Layout
+from envfactory.sanitize import clean
+from envfactory.sources.base import History, Progress, Revision, silent
+from envfactory.trees import File, changed, tree_key, write_tree
+from sandbox.base import SandboxProvider
+from sandbox.images import ImageStore
+from verifiers.runner import TestRun, TestRunner
+
+FORMAT = 1
+_BASE = ("pytest",)
+_MISSING = re.compile(r"ModuleNotFoundError: No module named '([\w.]+)'")
+_OFFLINE = re.compile(
+    r"gaierror|Network is unreachable|Name or service not known|name resolution|Max retries exceeded"
+)
+_MODULES = {"yaml": "pyyaml", "dateutil": "python-dateutil", "attr": "attrs", "pkg_resources": "setuptools"}
+_MODULES |= {
+    name: name for name in ("hypothesis", "mock", "six", "pytz", "freezegun", "attrs", "setuptools", "nose")
+}
+_MODULES |= {
+    name: name.replace("_", "-") for name in ("pytest_asyncio", "pytest_mock", "parameterized", "tzdata")
+}
+"""Modules that tests import, to the distribution that brings them; anything else must be declared."""
+
+
+@dataclass(frozen=True, slots=True)
+class BuildConfig:
+    """Settings of a build."""
+
+    suite_timeout_s: float = 240.0
+    """For one run of the whole suite."""
+    min_passing: float = 0.5
+    """Share of the tests that must pass in both runs; below it the package is refused."""
+    jobs: int = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Suite:
+    """What two runs of the package's tests said."""
+
+    statuses: dict[str, TestStatus]
+    """Tests with the same status in both runs."""
+    flaky: tuple[str, ...]
+    """Tests with two statuses, or seen only once."""
+    duration_s: float
+    """Of one run."""
+    functions: dict[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
+    """Test to the package functions that it executed, `path::qualified name`."""
+
+    @property
+    def passing(self) -> tuple[str, ...]:
+        return tuple(sorted(test for test, status in self.statuses.items() if status is TestStatus.PASSED))
+
+    @property
+    def failing(self) -> tuple[str, ...]:
+        bad = (TestStatus.FAILED, TestStatus.ERROR)
+        return tuple(sorted(test for test, status in self.statuses.items() if status in bad))
+
+
+@dataclass(frozen=True)
+class Build:
+    """A package that runs: images, layout and the verdict on its suite."""
+
+    name: str
+    source: str
+    pinned: str
+    revision: Revision
+    version: str
+    licence: str | None
+    layout: Layout
+    requirements: tuple[str, ...]
+    lock: wheels.Lock
+    env_image: str
+    """Host base and /opt/env."""
+    image: str
+    """The same with the clean workspace at /workspace, for test runners."""
+    tree: dict[str, File]
+    """The clean workspace."""
+    suite: Suite
+
+    @property
+    def env(self) -> dict[str, str]:
+        return sandbox_env(self.layout)
+
+
+def sandbox_env(layout: Layout) -> dict[str, str]:
+    """Environment variables of every image: fixed zone, locale and hash seed, and the module path."""
+    return {
+        "PATH": "/opt/env/bin:/usr/local/bin:/usr/bin:/bin",
+        "PYTHONPATH": layout.pythonpath,
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "PYTHONHASHSEED": "0",
+        "TZ": "UTC",
+        "LANG": "C.UTF-8",
+        # The agent's user does not own the workspace's repository in every backend.
+        "GIT_CONFIG_COUNT": "1",
+        "GIT_CONFIG_KEY_0": "safe.directory",
+        "GIT_CONFIG_VALUE_0": "*",
+    }
+
+
+async def build(
+    history: History,
+    home: Path,
+    provider: SandboxProvider,
+    images: ImageStore,
+    *,
+    revision: Revision | None = None,
+    config: BuildConfig | None = None,
+    progress: Progress = silent,
+) -> Build:
+    """Build the environment of a revision (default: the newest). Raises BuildError with what to change."""
+    config = config or BuildConfig()
+    revision = revision or history.newest
+    raw = history.tree(revision)
+    version = metadata.version_of(raw, revision.name if history.kind == "release" else "0")
+    tree = clean(changed(raw, metadata.generated_files(raw, version)))
+    layout = layouts.detect(tree, history.name)
+    key = digest_json([FORMAT, tree_key(tree), history.name, version, images.host_base(), asdict(config)])
+    record = home / "builds" / f"{history.name}-{version}-{key[7:19]}.json"
+    if record.is_file():
+        known = _load(json.loads(record.read_text(encoding="utf-8")), history, revision, tree, layout)
+        if images.exists(known.image) and images.exists(known.env_image):
+            return known
+    needs = requirements.needs(raw, history.name)
+    entry_points = metadata.entry_points(raw)
+    about = raw["PKG-INFO"].data if "PKG-INFO" in raw else None
+    extra = wheels.package_metadata(history.name, version, about, entry_points)
+    wanted = [
+        *needs.runtime,
+        *_BASE,
+        *requirements.pytest_plugins(str(layouts.ini_settings(tree).get("addopts", ""))),
+    ]
+    optional = [text for text in needs.tests if text not in wanted]
+    for _ in range(4):
+        progress(f"{history.name} {version}: environment with {', '.join([*wanted, *optional])}")
+        lock = _resolve(wanted, optional, home, history.name)
+        env_image, image = _images(lock, home, extra, tree, layout, images)
+        suite, messages = await _suite(provider, image, layout, config, progress)
+        more = _missing_modules(messages, tree, lock)
+        if not more:
+            break
+        wanted += more
+    _judge(suite, messages, history.name, config, compiled=requirements.extension_modules(raw))
+    result = Build(
+        name=history.name,
+        source=history.source,
+        pinned=history.pinned,
+        revision=revision,
+        version=version,
+        licence=layouts.licence(raw),
+        layout=layout,
+        requirements=tuple(wanted + optional),
+        lock=lock,
+        env_image=env_image,
+        image=image,
+        tree=tree,
+        suite=suite,
+    )
+    with full_disk_is_a_user_error(home):
+        write_atomic(record, json.dumps(_dump(result), indent=1).encode())
+    return result
+
+
+def _resolve(wanted: Sequence[str], optional: list[str], home: Path, name: str) -> wheels.Lock:
+    """Resolve; a test requirement without a wheel is dropped, a runtime one is an error."""
+    while True:
+        try:
+            return wheels.resolve([*wanted, *optional], home)
+        except wheels.NoWheel as error:
+            culprit = re.split(r"[\[<>=!~;]", error.requirement)[0].lower()
+            kept = [text for text in optional if re.split(r"[\[<>=!~;]", text)[0].lower() != culprit]
+            if len(kept) == len(optional):
+                raise BuildError(f"{name} does not build: {error}") from error
+            optional[:] = kept
+        except BuildError as error:
+            if not optional or "reach" in str(error):
+                raise
+            # Test requirements that contradict each other: the suite says later which of them it misses.
+            optional.clear()
+
+
+def _images(
+    lock: wheels.Lock,
+    home: Path,
+    extra: dict[str, File],
+    tree: dict[str, File],
+    layout: Layout,
+    images: ImageStore,
+) -> tuple[str, str]:
+    with full_disk_is_a_user_error(home), tempfile.TemporaryDirectory(prefix="posttrain-env.") as temporary:
+        folder = Path(temporary)
+        wheels.write_environment(wheels.environment_tree(lock, home, extra), folder / "env")
+        env_image = images.add_layer(
+            images.host_base(), folder / "env", env=sandbox_env(layout), note="environment"
+        )
+        write_tree(tree, folder / "workspace")
+        image = images.add_layer(env_image, folder / "workspace", at="/workspace", note="clean workspace")
+    return env_image, image
+
+
+async def _suite(
+    provider: SandboxProvider, image: str, layout: Layout, config: BuildConfig, progress: Progress
+) -> tuple[Suite, dict[str, str]]:
+    """Run the suite twice, the second time tracing which functions each test reaches."""
+    runs: list[TestRun] = []
+    async with TestRunner(provider, image, jobs=config.jobs) as runner:
+        for trace in (False, True):
+            run = await runner.run({}, layout.tests, timeout=config.suite_timeout_s, trace=trace)
+            if run.outcome == "timeout":
+                raise BuildError(
+                    f"the tests take longer than {config.suite_timeout_s:.0f} s: raise suite_timeout_s or choose a package with quicker tests"
+                )
+            runs.append(run)
+            progress(f"{len(run.tests)} tests in {run.duration_s:.1f} s")
+    first, second = runs
+    both = first.tests.keys() | second.tests.keys()
+    stable = {
+        test: first.tests[test] for test in sorted(both) if first.tests.get(test) == second.tests.get(test)
+    }
+    flaky = tuple(sorted(both - stable.keys()))
+    return Suite(stable, flaky, first.duration_s, second.functions), first.messages | second.messages
+
+
+def _missing_modules(messages: Mapping[str, str], tree: Mapping[str, File], lock: wheels.Lock) -> list[str]:
+    """Distributions for modules that the tests import in vain, from a fixed table."""
+    have = {wheel.name.partition("-")[0].lower().replace("_", "-") for wheel in lock.wheels}
+    names = {match.partition(".")[0] for text in messages.values() for match in _MISSING.findall(text)}
+    return sorted({_MODULES[name] for name in names if name in _MODULES} - have)
+
+
+def _judge(
+    suite: Suite, messages: Mapping[str, str], name: str, config: BuildConfig, *, compiled: bool
+) -> None:
+    total = len(suite.statuses) + len(suite.flaky)
+    passing = len(suite.passing)
+    if passing and passing >= config.min_passing * total:
+        return
+    texts = list(messages.values())
+    missing = sorted({match for text in texts for match in _MISSING.findall(text)})
+    offline = sum(bool(_OFFLINE.search(text)) for text in texts)
+    if compiled and passing == 0:
+        raise BuildError(f"{name} does not build: it has compiled parts, and only pure Python is supported")
+    if missing:
+        raise BuildError(
+            f"{name} does not build: its tests import {', '.join(missing[:4])}, which it does not declare"
+        )
+    if offline * 2 > len(texts) > 0:
+        raise BuildError(
+            f"the tests of {name} need the network, which sandboxes do not have: choose another package"
+        )
+    why = next((text.strip().splitlines()[-1][:160] for text in texts if text.strip()), "no test was found")
+    raise BuildError(f"{name} fails its own tests ({passing} of {total} pass; {why}): choose another version")
+
+
+def _dump(build: Build) -> dict[str, object]:
+    return {
+        "format": FORMAT,
+        "version": build.version,
+        "licence": build.licence,
+        "requirements": build.requirements,
+        "wheels": [asdict(wheel) for wheel in build.lock.wheels],
+        "env_image": build.env_image,
+        "image": build.image,
+        "suite": asdict(build.suite),
+    }
+
+
+def _load(
+    record: dict[str, object], history: History, revision: Revision, tree: dict[str, File], layout: Layout
+) -> Build:
+    suite: dict[str, object] = record["suite"]  # type: ignore[assignment]
+    return Build(
+        name=history.name,
+        source=history.source,
+        pinned=history.pinned,
+        revision=revision,
+        version=str(record["version"]),
+        licence=record["licence"],  # type: ignore[arg-type]
+        layout=layout,
+        requirements=tuple(record["requirements"]),  # type: ignore[arg-type]
+        lock=wheels.Lock(tuple(wheels.Wheel(**row) for row in record["wheels"])),  # type: ignore[attr-defined]
+        env_image=str(record["env_image"]),
+        image=str(record["image"]),
+        tree=tree,
+        suite=Suite(
+            {test: TestStatus(status) for test, status in suite["statuses"].items()},  # type: ignore[attr-defined]
+            tuple(suite["flaky"]),  # type: ignore[arg-type]
+            float(suite["duration_s"]),  # type: ignore[arg-type]
+            {test: tuple(names) for test, names in suite["functions"].items()},  # type: ignore[attr-defined]
+        ),
+    )

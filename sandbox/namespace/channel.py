@@ -1,0 +1,178 @@
+"""Frames and pipes on the running asyncio loop, without threads."""
+
+from __future__ import annotations
+
+import array
+import asyncio
+import contextlib
+import json
+import os
+import socket
+from collections.abc import Sequence
+from typing import Any
+
+from sandbox.node import wire
+
+
+async def _writable(fd: int) -> None:
+    loop = asyncio.get_running_loop()
+    ready: asyncio.Future[None] = loop.create_future()
+
+    def wake() -> None:
+        if not ready.done():
+            ready.set_result(None)
+
+    loop.add_writer(fd, wake)
+    try:
+        await ready
+    finally:
+        loop.remove_writer(fd)
+
+
+class Channel:
+    """One end of a stream of frames. Sends are serialised; one task at a time may receive."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        sock.setblocking(False)
+        self.sock = sock
+        self._buffer = bytearray()
+        self._sending = asyncio.Lock()
+
+    async def send(self, message: dict[str, Any], fds: Sequence[int] = ()) -> None:
+        """Send one frame; the descriptors are duplicated, so the caller still closes its own."""
+        view = memoryview(wire.encode(message))
+        ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
+        async with self._sending:
+            while view:
+                try:
+                    sent = self.sock.sendmsg([view], ancillary)
+                except BlockingIOError:
+                    await _writable(self.sock.fileno())
+                    continue
+                ancillary = []
+                view = view[sent:]
+
+    async def receive(self) -> dict[str, Any] | None:
+        """The next frame, or None at the end of the stream."""
+        loop = asyncio.get_running_loop()
+        while True:
+            message = self.pop()
+            if message is not None:
+                return message
+            try:
+                data = await loop.sock_recv(self.sock, 1 << 16)
+            except OSError:
+                return None
+            if not data:
+                return None
+            self._buffer += data
+
+    def feed(self) -> bool:
+        """Read what is there without waiting; False at the end of the stream."""
+        try:
+            data = self.sock.recv(1 << 16)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        self._buffer += data
+        return bool(data)
+
+    def pop(self) -> dict[str, Any] | None:
+        """A complete buffered frame, if there is one."""
+        if len(self._buffer) < wire.HEADER.size:
+            return None
+        (length,) = wire.HEADER.unpack_from(self._buffer)
+        end = wire.HEADER.size + length
+        if len(self._buffer) < end:
+            return None
+        message = json.loads(self._buffer[wire.HEADER.size : end])
+        del self._buffer[:end]
+        return message
+
+    def close(self) -> None:
+        self.sock.close()
+
+
+class Collector:
+    """Drains one pipe as fast as it fills, keeping the first and last halves of `limit` bytes."""
+
+    def __init__(self, fd: int, limit: int) -> None:
+        self.total = 0
+        self.last_data = 0.0
+        self.ended: asyncio.Future[None]
+        self._fd = fd
+        self._limit = limit
+        self._head = bytearray()
+        self._tail = bytearray()
+        self._loop = asyncio.get_running_loop()
+        self.ended = self._loop.create_future()
+        os.set_blocking(fd, False)
+        self._loop.add_reader(fd, self._read)
+
+    def _read(self) -> None:
+        try:
+            data = os.read(self._fd, 1 << 18)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self.close()
+            return
+        self.last_data = self._loop.time()
+        self.total += len(data)
+        room = self._limit - len(self._head)
+        if room > 0:
+            self._head += data[:room]
+            data = data[room:]
+        if data and self._limit > 0:
+            self._tail += data
+            if len(self._tail) > 2 * self._limit:
+                del self._tail[: -self._limit]
+
+    def take(self) -> bytes:
+        """What was kept: everything, or head and tail around a cut; then only counts."""
+        if self.total <= self._limit:
+            kept = bytes(self._head)
+        else:
+            half = self._limit // 2
+            both = self._head + self._tail if self.total <= 2 * self._limit else self._tail
+            kept = bytes(self._head[: self._limit - half]) + (bytes(both[-half:]) if half else b"")
+        return kept
+
+    def discard(self) -> None:
+        """Go on draining without keeping anything: a background process may still write."""
+        self._head.clear()
+        self._tail.clear()
+        self._limit = 0
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            self._loop.remove_reader(self._fd)
+            os.close(self._fd)
+            self._fd = -1
+        if not self.ended.done():
+            self.ended.set_result(None)
+
+
+async def feed(fd: int, data: bytes) -> None:
+    """Write all of `data` into a pipe and close it; a reader that went away is no error."""
+    os.set_blocking(fd, False)
+    view = memoryview(data)
+    try:
+        while view:
+            try:
+                view = view[os.write(fd, view) :]
+            except BlockingIOError:
+                await _writable(fd)
+    except BrokenPipeError:
+        pass
+    finally:
+        os.close(fd)
+
+
+def close_all(fds: Sequence[int]) -> None:
+    for fd in fds:
+        with contextlib.suppress(OSError):
+            os.close(fd)

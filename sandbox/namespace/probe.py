@@ -1,0 +1,84 @@
+"""What this host can enforce, said plainly, and what to change where it cannot."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from sandbox.base import Capabilities
+
+
+def capabilities(hello: dict[str, Any]) -> Capabilities:
+    """From the nodelet's report."""
+    groups: dict[str, Any] = hello["groups"]
+    missing: list[str] = []
+    if not groups["memory"]:
+        missing.append(
+            f"memory of the whole sandbox (only RLIMIT_AS per process): {groups['reasons'].get('memory')}"
+        )
+    if not groups["pids"]:
+        missing.append(f"processes (only RLIMIT_NPROC of the agent): {groups['reasons'].get('pids')}")
+    if not hello["user_namespace"]:
+        missing.append(f"own user namespace: {hello['user_namespace_reason']}")
+    elif hello["id_map"] is None:
+        missing.append("root and agent inside are one host user: an unprivileged host user maps one id only")
+    return Capabilities(
+        network_none=True,
+        memory_limit=bool(groups["memory"]),
+        pids_limit=bool(groups["pids"]),
+        disk_limit=True,
+        user_namespace=bool(hello["user_namespace"]),
+        unenforced=tuple(missing),
+    )
+
+
+def explain(reply: dict[str, Any] | None) -> str:
+    """One sentence for a creation that failed."""
+    if reply is None:
+        return "the sandbox died while it was being set up"
+    text = str(reply["error"])
+    number = reply.get("errno")
+    if "overlay" in text and number in (errno.ENODEV, errno.EPERM):
+        return f"this kernel has no overlay mounts for us ({text}); load the module `overlay` or use Linux 5.11+"
+    if number in (errno.EMFILE, errno.ENFILE):
+        return f"too many open files ({text}); raise `ulimit -n`"
+    if number == errno.ENOSPC:
+        return f"a kernel limit on namespaces or control groups is reached ({text}); close sandboxes or raise user.max_*_namespaces"
+    return f"cannot set up a sandbox here: {text}"
+
+
+def start_time(pid: int) -> int | None:
+    """Start of a process in clock ticks since boot; with the pid it names a process for good."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    fields = text.rpartition(")")[2].split()
+    return None if fields[0] in "ZX" else int(fields[19])
+
+
+def is_running(pid: int, started: int | None) -> bool:
+    return started is not None and start_time(pid) == started
+
+
+def remove_groups(folders: list[Path]) -> None:
+    """Kill what still lives in the given control groups and remove them."""
+    for folder in folders:
+        for _ in range(200):
+            try:
+                pids = (folder / "cgroup.procs").read_text().split()
+            except OSError:
+                break
+            for pid in pids:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(int(pid), 9)
+            try:
+                folder.rmdir()
+            except OSError:
+                time.sleep(0.005)
+            else:
+                break

@@ -1,0 +1,297 @@
+"""The namespace backend's provider: one nodelet process, any number of sandboxes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import io
+import json
+import os
+import re
+import secrets
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any, Self
+
+from sandbox import hostbase
+from sandbox.base import (
+    Capabilities,
+    PolicyUnsupported,
+    SandboxInfo,
+    SandboxLost,
+    SandboxSpec,
+    SandboxUnavailable,
+)
+from sandbox.images import ImageManifest, ImageStore, default_store
+from sandbox.namespace import buildnet, probe
+from sandbox.namespace.channel import Channel
+from sandbox.namespace.counters import Counters
+from sandbox.namespace.handle import NamespaceSandbox
+from sandbox.node import wire
+
+ROOT = Path(__file__).resolve().parents[2]
+START_SECONDS = 30.0
+_BOOT = (
+    "import sys; sys.path.insert(0, {root!r}); from sandbox.node import zygote; sys.path.pop(0); zygote.main()"
+)
+
+
+class NamespaceProvider:
+    """See `sandbox.base.SandboxProvider`. Its sandboxes die with this process, however it ends."""
+
+    name = "namespace"
+
+    def __init__(self, store: Path | ImageStore | None = None) -> None:
+        self.images = store if isinstance(store, ImageStore) else ImageStore(store or default_store())
+        self._nodelet: subprocess.Popen[bytes] | None = None
+        self._channel: Channel | None = None
+        self._groups: dict[str, Any] = {}
+        self._capabilities: Capabilities | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._live: dict[str, NamespaceSandbox] = {}
+        self._dying: dict[str, asyncio.Future[None]] = {}
+        self._dead: set[str] = set()
+
+    # ---- the nodelet
+
+    def capabilities(self) -> Capabilities:
+        """What is enforced here; starts the nodelet. Raises SandboxUnavailable if the host cannot."""
+        if self._capabilities is None or self._nodelet is None:
+            self._start()
+        assert self._capabilities is not None
+        return self._capabilities
+
+    def _start(self) -> None:
+        ours, theirs = socket.socketpair()
+        boot = _BOOT.format(root=str(ROOT))
+        self._nodelet = subprocess.Popen(
+            [sys.executable, "-I", "-S", "-c", boot, str(theirs.fileno()), str(self.images.root / "run")],
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            env={"PATH": os.defpath, "LC_ALL": "C.UTF-8"},
+        )
+        theirs.close()
+        ours.settimeout(START_SECONDS)
+        try:
+            hello, _ = wire.receive(ours)
+        except TimeoutError:
+            hello = None
+        if hello is None or "error" in hello:
+            ours.close()
+            self._nodelet.kill()
+            self._nodelet.wait()
+            self._nodelet = None
+            raise SandboxUnavailable(hello["error"] if hello else "the sandbox nodelet did not start")
+        self._groups = hello["groups"]
+        self._facts = hello
+        self._capabilities = probe.capabilities(hello)
+        self._channel = Channel(ours)
+        self._loop = None
+        self._dead.clear()
+
+    def _attach_loop(self) -> Channel:
+        """Hear the nodelet's events on the running loop."""
+        loop = asyncio.get_running_loop()
+        if self._channel is None:
+            self.capabilities()
+        assert self._channel is not None
+        if self._loop is not loop:
+            if self._loop is not None and not self._loop.is_closed():
+                self._loop.remove_reader(self._channel.sock)
+            self._channel = Channel(self._channel.sock)
+            self._loop = loop
+            loop.add_reader(self._channel.sock, self._events)
+        return self._channel
+
+    def _events(self) -> None:
+        assert self._channel is not None and self._loop is not None
+        open_end = self._channel.feed()
+        while (event := self._channel.pop()) is not None:
+            if event["event"] == "dead":
+                self._bury(event["id"])
+        if not open_end:
+            self._loop.remove_reader(self._channel.sock)
+            self._channel.close()
+            self._channel = self._capabilities = None
+            for id in list(self._live):
+                self._bury(id)
+
+    def _bury(self, id: str) -> None:
+        self._dead.add(id)
+        future = self._dying.get(id)
+        if future is not None and not future.done():
+            future.set_result(None)
+
+    # ---- sandboxes
+
+    async def create(self, spec: SandboxSpec) -> NamespaceSandbox:
+        """Raises KeyError for an unknown image, PolicyUnsupported, or SandboxUnavailable."""
+        manifest = self.images.manifest(spec.image)
+        channel = self._attach_loop()
+        _check(spec)
+        id = secrets.token_hex(8)
+        name = f"{re.sub(r'[^A-Za-z0-9_.-]', '_', spec.owner)[:40]}-{id}"
+        self._record(id, spec, name)
+        request, environment = self._request(id, name, spec, manifest)
+        ours, theirs = socket.socketpair()
+        inner = Channel(ours)
+        try:
+            with theirs:
+                await channel.send(request, [theirs.fileno()])
+            async with asyncio.timeout(START_SECONDS):
+                reply = await inner.receive()
+        except BaseException as error:
+            inner.close()
+            await asyncio.shield(self.kill(id))
+            if isinstance(error, OSError | TimeoutError):
+                raise SandboxUnavailable(f"the sandbox nodelet does not answer: {error}") from error
+            raise
+        if reply is None or "error" in reply:
+            inner.close()
+            await self.kill(id)
+            raise SandboxUnavailable(probe.explain(reply))
+        sandbox = NamespaceSandbox(self, id, spec, environment, inner, self._counters(name))
+        self._live[id] = sandbox
+        return sandbox
+
+    def _request(
+        self, id: str, name: str, spec: SandboxSpec, manifest: ImageManifest
+    ) -> tuple[dict[str, Any], dict[str, str]]:
+        run_binds, etc_binds, network_env = buildnet.passage(spec.network)
+        user_namespace = bool(self._facts["user_namespace"])
+        request: dict[str, Any] = {
+            "op": "create",
+            "id": id,
+            "name": name,
+            "scratch": str(self.images.root / "mnt"),
+            "layers_dir": str(self.images.root),
+            "layers": [f"layers/{digest[7:]}" for digest in manifest.layers],
+            "base": f"base/{manifest.base_digest[7:]}",
+            "binds": hostbase.binds(),
+            "run_binds": run_binds,
+            "etc_binds": etc_binds,
+            "workdir": spec.workdir,
+            "network": spec.network,
+            "nested": spec.nested,
+            "memory_bytes": spec.memory_mb << 20,
+            "pids": spec.pids + 1,  # init does not count
+            "disk_bytes": spec.disk_mb << 20,
+            "inodes": max(4096, spec.disk_mb * 256),
+            "user_namespace": user_namespace,
+            "id_map": self._facts["id_map"],
+            "single_id": user_namespace and self._facts["id_map"] is None,
+            "cgroup_namespace": True,
+            "rlimits": self._rlimits(spec),
+        }
+        return request, {**manifest.env, **network_env, **spec.env}
+
+    def _rlimits(self, spec: SandboxSpec) -> dict[str, int]:
+        limits = {"RLIMIT_NOFILE": 4096}
+        if not self._groups["memory"]:
+            limits["RLIMIT_AS"] = spec.memory_mb << 20
+        if not self._groups["pids"]:
+            limits["RLIMIT_NPROC"] = spec.pids
+        return limits
+
+    def _counters(self, name: str) -> Counters:
+        memory, pids = self._groups["memory"], self._groups["pids"]
+        return Counters(Path(memory) / name if memory else None, Path(pids) / name if pids else None)
+
+    def is_dead(self, id: str) -> bool:
+        return id in self._dead or self._channel is None
+
+    async def kill(self, id: str) -> None:
+        """Kill a sandbox's init, and wait until the nodelet has removed what was its."""
+        self._live.pop(id, None)
+        if not self.is_dead(id):
+            channel = self._attach_loop()
+            future = self._dying.setdefault(id, asyncio.get_running_loop().create_future())
+            with contextlib.suppress(OSError):
+                await channel.send({"op": "kill", "id": id})
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(START_SECONDS):
+                    await asyncio.shield(future)
+            self._dying.pop(id, None)
+        self._dead.discard(id)
+        (self.images.root / "run" / f"{id}.json").unlink(missing_ok=True)
+
+    def import_snapshot(self, parent: str, tar: bytes, note: str) -> str:
+        """Store an upper layer's tar on top of `parent`."""
+        layer = self.images.import_layer(io.BytesIO(tar))
+        return self.images.stack(parent, layer, note=f"snapshot {note}")
+
+    # ---- bookkeeping
+
+    def _record(self, id: str, spec: SandboxSpec, name: str) -> None:
+        assert self._nodelet is not None
+        record = {
+            "id": id, "owner": spec.owner, "image": spec.image, "created": time.time(), "group": name,
+            "groups": [path for path in (self._groups["memory"], self._groups["pids"]) if path],
+            "nodelet": self._nodelet.pid, "nodelet_start": probe.start_time(self._nodelet.pid),
+        }  # fmt: skip
+        (self.images.root / "run" / f"{id}.json").write_text(json.dumps(record))
+
+    def _records(self, owner: str) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = []
+        for path in (self.images.root / "run").glob("*.json"):
+            with contextlib.suppress(FileNotFoundError, json.JSONDecodeError):
+                record = json.loads(path.read_text())
+                if record["owner"] == owner:
+                    found.append(record)
+        return found
+
+    async def attach(self, id: str) -> NamespaceSandbox:
+        """The handle of a living sandbox of this provider; raises SandboxLost otherwise."""
+        sandbox = self._live.get(id)
+        if sandbox is None or not sandbox.alive:
+            raise SandboxLost(f"no living sandbox {id} in this process")
+        return sandbox
+
+    async def list(self, owner: str) -> list[SandboxInfo]:
+        """Living sandboxes of `owner`, of every process that shares the image store."""
+        return [
+            SandboxInfo(record["id"], owner, record["image"], record["created"])
+            for record in self._records(owner)
+            if probe.is_running(record["nodelet"], record["nodelet_start"])
+        ]
+
+    async def reap(self, owner: str) -> int:
+        """Remove what dead clients of this owner left behind; returns how many sandboxes."""
+        count = 0
+        for record in self._records(owner):
+            if not probe.is_running(record["nodelet"], record["nodelet_start"]):
+                probe.remove_groups([Path(parent) / record["group"] for parent in record["groups"]])
+                (self.images.root / "run" / f"{record['id']}.json").unlink(missing_ok=True)
+                count += 1
+        return count
+
+    async def close(self) -> None:
+        """Close all sandboxes and the nodelet; idempotent."""
+        await asyncio.gather(*(sandbox.close() for sandbox in list(self._live.values())))
+        if self._channel is not None:
+            if self._loop is not None and not self._loop.is_closed():
+                self._loop.remove_reader(self._channel.sock)
+            self._channel.close()
+            self._channel = None
+        if self._nodelet is not None:
+            while self._nodelet.poll() is None:
+                await asyncio.sleep(0.005)
+            self._nodelet = None
+        self._capabilities = None
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.close()
+
+
+def _check(spec: SandboxSpec) -> None:
+    for name in ("memory_mb", "pids", "disk_mb"):
+        if getattr(spec, name) < 1:
+            raise PolicyUnsupported(f"{name} must be at least 1, not {getattr(spec, name)}")
+    if not spec.workdir.startswith("/"):
+        raise PolicyUnsupported(f"workdir must be absolute, not {spec.workdir!r}")

@@ -1,0 +1,192 @@
+"""Memory and process limits through control groups, version 1 or 2, whatever is writable here.
+
+Every value is read back after it was written: a limit that did not take is not a limit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+ROOT = "posttrain"
+
+
+def _read(path: str) -> str:
+    with open(path) as file:
+        return file.read().strip()
+
+
+def _write(path: str, text: str) -> None:
+    with open(path, "w") as file:
+        file.write(text)
+
+
+@dataclass
+class Group:
+    """One sandbox's folders, one per hierarchy."""
+
+    folders: list[str] = field(default_factory=list[str])
+    memory: str | None = None
+    pids: str | None = None
+
+    def add(self, pid: int) -> None:
+        for folder in self.folders:
+            _write(f"{folder}/cgroup.procs", str(pid))
+
+    def remove(self) -> None:
+        """Remove the folders; what was in them is already dead, but its exit may lag a little."""
+        for folder in self.folders:
+            for attempt in range(200):
+                try:
+                    os.rmdir(folder)
+                except FileNotFoundError:
+                    break
+                except OSError:
+                    time.sleep(0.001 * min(attempt + 1, 10))
+                else:
+                    break
+
+
+@dataclass
+class Groups:
+    """What this host offers: a parent folder per controller, or the reason why there is none."""
+
+    version: int
+    memory: str | None
+    pids: str | None
+    reasons: dict[str, str]
+
+    @classmethod
+    def probe(cls) -> Groups:
+        own = _own_paths()
+        reasons: dict[str, str] = {}
+        parents: dict[str, str | None] = {}
+        version = 0
+        for controller in ("memory", "pids"):
+            parents[controller] = None
+            mount = _v1_mount(controller)
+            try:
+                if mount is not None:
+                    version = version or 1
+                    parents[controller] = _prepare_v1(mount, own.get(controller, "/"))
+                else:
+                    parents[controller] = _prepare_v2(own.get("", "/"), controller)
+                    version = 2
+            except OSError as error:
+                reasons[controller] = f"{error.strerror or error} ({error.filename or 'cgroup'})"
+        return cls(version, parents["memory"], parents["pids"], reasons)
+
+    def describe(self) -> dict[str, Any]:
+        return {"version": self.version, "memory": self.memory, "pids": self.pids, "reasons": self.reasons}
+
+    def make(self, name: str, memory_bytes: int, pids: int) -> Group:
+        """Folders for one sandbox with verified limits."""
+        group = Group()
+        try:
+            if self.memory:
+                group.memory = self._folder(group, self.memory, name)
+                self._limit_memory(group.memory, memory_bytes)
+            if self.pids:
+                group.pids = self._folder(group, self.pids, name)
+                _limit(group.pids, "pids.max", pids)
+        except OSError:
+            group.remove()
+            raise
+        return group
+
+    def _folder(self, group: Group, parent: str, name: str) -> str:
+        folder = f"{parent}/{name}"
+        if folder not in group.folders:
+            os.mkdir(folder)
+            group.folders.append(folder)
+        return folder
+
+    def _limit_memory(self, folder: str, size: int) -> None:
+        if self.version == 1:
+            _limit(folder, "memory.limit_in_bytes", size)
+            with contextlib.suppress(OSError):
+                _write(f"{folder}/memory.swappiness", "0")
+            if os.path.exists(f"{folder}/memory.memsw.limit_in_bytes"):
+                _limit(folder, "memory.memsw.limit_in_bytes", size)
+        else:
+            _limit(folder, "memory.max", size)
+            if os.path.exists(f"{folder}/memory.swap.max"):
+                _limit(folder, "memory.swap.max", 0)
+            with contextlib.suppress(OSError):
+                _write(f"{folder}/memory.oom.group", "0")
+
+
+def _limit(folder: str, name: str, value: int) -> None:
+    path = f"{folder}/{name}"
+    _write(path, str(value))
+    effective = _read(path)
+    if not effective.isdigit() or int(effective) > value:
+        raise OSError(0, f"limit did not take: wrote {value}, reads {effective}", path)
+
+
+def _own_paths() -> dict[str, str]:
+    """This process's group in every hierarchy ("" is version 2)."""
+    found: dict[str, str] = {}
+    for line in _read("/proc/self/cgroup").splitlines():
+        _, controllers, path = line.split(":", 2)
+        for controller in controllers.split(","):
+            found[controller] = path
+    return found
+
+
+def _v1_mount(controller: str) -> str | None:
+    for line in _read("/proc/self/mounts").splitlines():
+        _, target, kind, options, *_ = line.split()
+        if kind == "cgroup" and controller in options.split(","):
+            return target
+    return None
+
+
+def _v2_mount() -> str:
+    for line in _read("/proc/self/mounts").splitlines():
+        _, target, kind, *_ = line.split()
+        if kind == "cgroup2":
+            return target
+    raise FileNotFoundError(2, "no control groups are mounted", "/sys/fs/cgroup")
+
+
+def _prepare_v1(mount: str, own: str) -> str:
+    """A parent below our own group, so that an outer limit holds for sandboxes too."""
+    base = mount + own.rstrip("/")
+    if not os.path.isdir(base):
+        base = mount
+    parent = f"{base}/{ROOT}"
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(parent)
+    if os.path.exists(f"{parent}/memory.use_hierarchy"):
+        with contextlib.suppress(OSError):
+            _write(f"{parent}/memory.use_hierarchy", "1")
+    return parent
+
+
+def _prepare_v2(own: str, controller: str) -> str:
+    """The nearest ancestor that hands the controller down and lets us make a folder."""
+    mount = _v2_mount()
+    path = own.rstrip("/")
+    failure = OSError(0, f"controller {controller} is not delegated to this user", mount + own)
+    while True:
+        base = mount + path
+        try:
+            if controller in _read(f"{base}/cgroup.subtree_control").split():
+                parent = f"{base}/{ROOT}"
+                with contextlib.suppress(FileExistsError):
+                    os.mkdir(parent)
+                if controller not in _read(f"{parent}/cgroup.subtree_control").split():
+                    _write(f"{parent}/cgroup.subtree_control", f"+{controller}")
+                return parent
+            if not path:
+                _write(f"{base}/cgroup.subtree_control", f"+{controller}")
+                continue
+        except OSError as error:
+            failure = error
+        if not path:
+            raise failure
+        path = path.rpartition("/")[0]

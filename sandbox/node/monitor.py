@@ -1,0 +1,225 @@
+"""One monitor per command, as root of the sandbox and out of the command's reach.
+
+It is a child subreaper, so whatever the command starts (also after setsid and double fork) stays below it
+and can be killed together. It reports how the direct child ended as soon as it ended, then stays only as
+long as background processes live.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import resource
+import select
+import signal
+import socket
+import time
+from typing import Any
+
+from sandbox.node import privileges, wire
+from sandbox.node import syscalls as sc
+
+KILL_SECONDS = 5.0
+
+
+def reap_all() -> list[tuple[int, int, Any]]:
+    """Collect every dead child: (pid, status, usage)."""
+    dead: list[tuple[int, int, Any]] = []
+    while True:
+        try:
+            pid, status, usage = os.wait4(-1, os.WNOHANG)
+        except ChildProcessError:
+            return dead
+        if pid == 0:
+            return dead
+        dead.append((pid, status, usage))
+
+
+def run(spec: dict[str, Any], request: dict[str, Any], status: socket.socket, pipes: list[int]) -> None:
+    """Serve one exec request: pipes are stdin, stdout, stderr of the command."""
+    sc.prctl(sc.PR_SET_CHILD_SUBREAPER, 1)
+    sc.prctl(sc.PR_SET_DUMPABLE, 0)
+    wake, write_end = os.pipe()
+    os.set_blocking(wake, False)
+    os.set_blocking(write_end, False)
+    signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
+    try:
+        child = os.fork()
+    except OSError as error:
+        wire.send(status, {"error": f"fork: {error.strerror}", "kind": "pids"})
+        return
+    if child == 0:
+        _become(spec, request, pipes)
+    for fd in pipes:
+        os.close(fd)
+    _watch(child, request.get("timeout"), status, wake)
+
+
+def _watch(child: int, timeout: float | None, status: socket.socket, wake: int) -> None:
+    deadline = None if timeout is None else time.monotonic() + timeout
+    poll = select.poll()
+    poll.register(wake, select.POLLIN)
+    poll.register(status.fileno(), select.POLLIN)
+    reason = ""
+    ended: tuple[int, Any] | None = None
+    while ended is None and not reason:
+        left = None if deadline is None else max(0.0, deadline - time.monotonic()) * 1000 + 1
+        events = dict(poll.poll(left))
+        if wake in events:
+            _drain(wake)
+        for pid, code, usage in reap_all():
+            if pid == child:
+                ended = (code, usage)
+        if ended is None and status.fileno() in events and not _answer(status, child):
+            reason = "killed"
+        elif ended is None and deadline is not None and time.monotonic() >= deadline:
+            reason = "timeout"
+    if reason:
+        gone = kill_tree()
+        ended = next(((code, usage) for pid, code, usage in gone if pid == child), None)
+    report = _report(ended, reason)
+    with contextlib.suppress(OSError):
+        wire.send(status, report)
+    poll.unregister(status.fileno())
+    status.close()
+    while not reason:  # reap background processes until none is left
+        reap_all()
+        try:
+            os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
+        except ChildProcessError:
+            return
+
+
+def _drain(fd: int) -> None:
+    with contextlib.suppress(BlockingIOError):
+        while os.read(fd, 4096):
+            pass
+
+
+def _answer(status: socket.socket, child: int) -> bool:
+    """Serve one message of the client: a signal for the command's group, or (False) the end."""
+    try:
+        message, _ = wire.receive(status)
+    except OSError:
+        return False
+    if message is None or "signal" not in message:
+        return False
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child, int(message["signal"]))
+    return True
+
+
+def _report(ended: tuple[int, Any] | None, reason: str) -> dict[str, Any]:
+    report: dict[str, Any] = {"reason": reason, "exit": None, "signal": None, "maxrss": None}
+    if ended is not None:
+        code, usage = ended
+        report["maxrss"] = usage.ru_maxrss * 1024
+        if os.WIFSIGNALED(code):
+            report["signal"] = os.WTERMSIG(code)
+        else:
+            report["exit"] = os.WEXITSTATUS(code)
+    try:
+        disk = os.statvfs("/")
+        report["disk_full"] = disk.f_bavail * disk.f_frsize < 64 << 10 or disk.f_favail == 0
+    except OSError:
+        report["disk_full"] = False
+    return report
+
+
+def descendants() -> set[int]:
+    """Pids of all living processes below this one, by parent links in /proc."""
+    parents: dict[int, int] = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                fd = os.open(f"/proc/{name}/stat", os.O_RDONLY)
+            except OSError:
+                continue
+            try:
+                fields = os.read(fd, 4096).rpartition(b")")[2].split()
+            except OSError:
+                continue
+            finally:
+                os.close(fd)
+            if fields[0] not in (b"Z", b"X"):
+                parents[int(name)] = int(fields[1])
+    found = {os.getpid()}
+    grew = True
+    while grew:
+        more = {pid for pid, parent in parents.items() if parent in found and pid not in found}
+        found |= more
+        grew = bool(more)
+    return found - {os.getpid()}
+
+
+def kill_tree() -> list[tuple[int, int, Any]]:
+    """Kill everything below this monitor; returns what was reaped.
+
+    Processes are stopped first until no new one appears (a stopped process cannot fork), then killed. A
+    zombie's children hang at this monitor at once, so parent links stay complete.
+    """
+    dead: list[tuple[int, int, Any]] = []
+    deadline = time.monotonic() + KILL_SECONDS
+    stopped: set[int] = set()
+    while time.monotonic() < deadline:
+        alive = descendants()
+        if alive - stopped:
+            for pid in alive - stopped:
+                _signal(pid, signal.SIGSTOP)
+            stopped |= alive
+            continue
+        for pid in alive:
+            _signal(pid, signal.SIGKILL)
+        dead += reap_all()
+        if not descendants():
+            return dead + reap_all()
+        time.sleep(0.001)
+    os.kill(-1, signal.SIGKILL)  # everything in the sandbox but init: nothing may outlive its timeout
+    return dead + reap_all()
+
+
+def _signal(pid: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
+def _become(spec: dict[str, Any], request: dict[str, Any], pipes: list[int]) -> None:
+    """Turn the forked child into the command; never returns."""
+    code = 127
+    try:
+        os.setsid()
+        signal.set_wakeup_fd(-1)
+        for fd in range(3):
+            os.dup2(pipes[fd], fd)
+        os.closerange(3, 256)
+        for number in range(1, 32):
+            if number not in (signal.SIGKILL, signal.SIGSTOP):
+                signal.signal(number, signal.SIG_DFL)
+        _limits(spec)
+        privileges.drop(spec, request["user"])
+        argv = [os.fsencode(word) for word in request["argv"]]
+        env = {os.fsencode(key): os.fsencode(value) for key, value in request["env"].items()}
+        try:
+            os.chdir(os.fsencode(request["cwd"]))
+            os.execvpe(argv[0], argv, env)
+        except OSError as error:
+            code = 126 if error.errno in (errno.EACCES, errno.ENOEXEC) else 127
+            what = os.fsdecode(error.filename or argv[0])
+            os.write(2, f"{what}: {error.strerror}\n".encode(errors="replace"))
+    except OSError as error:
+        os.write(2, f"sandbox: cannot start the command: {error}\n".encode(errors="replace"))
+        code = 125
+    finally:
+        os._exit(code)
+
+
+def _limits(spec: dict[str, Any]) -> None:
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    for name, value in spec["rlimits"].items():
+        number = getattr(resource, name)
+        hard = resource.getrlimit(number)[1]
+        wanted = value if hard == resource.RLIM_INFINITY else min(value, hard)
+        resource.setrlimit(number, (wanted, wanted))
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
+        file.write("500")  # the command dies before the sandbox's init

@@ -1,0 +1,220 @@
+"""The nodelet: one small process per provider that forks sandboxes.
+
+It lives exactly as long as its client: when the control socket ends (also by kill -9), it kills its
+sandboxes, waits for them, removes their control groups and records, and exits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import select
+import signal
+import socket
+import sys
+from typing import Any
+
+from sandbox.node import cgroups, init, wire
+from sandbox.node import syscalls as sc
+
+
+class Zygote:
+    """Sandboxes by init's pid."""
+
+    def __init__(self, control: socket.socket, state: str) -> None:
+        self.control = control
+        self.state = state
+        self.identity = os.geteuid() == 0
+        self.sandboxes: dict[int, dict[str, Any]] = {}
+        self.groups = cgroups.Groups.probe()
+
+    def hello(self) -> dict[str, Any]:
+        """Facts about this host for the client."""
+        reason = _try_user_namespace()
+        return {
+            "groups": self.groups.describe(),
+            "user_namespace": not reason,
+            "user_namespace_reason": reason,
+            "id_map": "0 0 65536" if self.identity else None,
+            **({"error": reason} if reason and not self.identity else {}),
+        }
+
+    def loop(self) -> None:
+        wake, write_end = os.pipe()
+        os.set_blocking(wake, False)
+        os.set_blocking(write_end, False)
+        signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        poll = select.poll()
+        poll.register(self.control.fileno(), select.POLLIN)
+        poll.register(wake, select.POLLIN)
+        while True:
+            ready = [fd for fd, _ in poll.poll()]
+            if wake in ready:
+                os.read(wake, 4096)
+                self.reap()
+            if self.control.fileno() in ready:
+                try:
+                    message, fds = wire.receive(self.control)
+                except OSError:
+                    message, fds = None, []
+                if message is None:
+                    self.shut_down()
+                    return
+                self.handle(message, fds)
+
+    def handle(self, message: dict[str, Any], fds: list[int]) -> None:
+        if message["op"] == "create":
+            self.create(message, fds[0])
+        elif message["op"] == "kill":
+            for pid, record in self.sandboxes.items():
+                if record["id"] == message["id"]:
+                    os.kill(pid, signal.SIGKILL)
+
+    def create(self, spec: dict[str, Any], client_fd: int) -> None:
+        """Fork one sandbox. Its init reports success itself; what fails before is reported here."""
+        client = socket.socket(fileno=client_fd)
+        ours, theirs = socket.socketpair()
+        group = None
+        try:
+            group = self.groups.make(spec["name"], spec["memory_bytes"], spec["pids"])
+            pid = self._fork(spec, client, ours, theirs)
+        except OSError as error:
+            if group is not None:
+                group.remove()
+            wire.send(client, {"error": f"{error}", "errno": error.errno or 0})
+            self.tell({"event": "dead", "id": spec["id"]})
+            ours.close()
+        else:
+            self.sandboxes[pid] = {"id": spec["id"], "group": group, "control": ours}
+            try:
+                self._identify(spec, pid)
+                group.add(pid)
+                ours.send(b"g")
+            except OSError as error:
+                os.kill(pid, signal.SIGKILL)
+                wire.send(client, {"error": f"{error}", "errno": error.errno or 0})
+        theirs.close()
+        client.close()
+
+    def _fork(
+        self, spec: dict[str, Any], client: socket.socket, ours: socket.socket, theirs: socket.socket
+    ) -> int:
+        flags = sc.CLONE_NEWPID | sc.CLONE_NEWNS | sc.CLONE_NEWIPC | sc.CLONE_NEWUTS
+        if spec["network"] == "none":
+            flags |= sc.CLONE_NEWNET
+        if spec["user_namespace"]:
+            flags |= sc.CLONE_NEWUSER
+        pid = sc.clone(flags)
+        if pid:
+            return pid
+        try:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            ours.close()
+            self.control.close()
+            for record in self.sandboxes.values():
+                record["control"].close()
+            if theirs.recv(1) == b"g":
+                init.run(spec, client, theirs)
+        finally:
+            os._exit(0)
+
+    def _identify(self, spec: dict[str, Any], pid: int) -> None:
+        """Write the user namespace's id maps."""
+        if not spec["user_namespace"]:
+            return
+        if self.identity:
+            text = spec["id_map"]
+        else:
+            _put(f"/proc/{pid}/setgroups", "deny")
+            text = None
+        _put(f"/proc/{pid}/uid_map", text or f"0 {os.geteuid()} 1")
+        _put(f"/proc/{pid}/gid_map", text or f"0 {os.getegid()} 1")
+
+    def reap(self) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            record = self.sandboxes.pop(pid, None)
+            if record is not None:
+                record["control"].close()
+                record["group"].remove()
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(f"{self.state}/{record['id']}.json")
+                self.tell({"event": "dead", "id": record["id"], "status": status})
+
+    def tell(self, message: dict[str, Any]) -> None:
+        with contextlib.suppress(OSError):
+            wire.send(self.control, message)
+
+    def shut_down(self) -> None:
+        self.control.close()
+        for pid in self.sandboxes:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        for pid in list(self.sandboxes):
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, 0)
+            record = self.sandboxes.pop(pid)
+            record["group"].remove()
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(f"{self.state}/{record['id']}.json")
+
+
+def _try_user_namespace() -> str:
+    """Empty if user namespaces work, else why not and what to change."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            sc.unshare(sc.CLONE_NEWUSER)
+        except OSError as error:
+            os._exit(error.errno or 1)
+        os._exit(0)
+    number = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    if number == 0:
+        return ""
+    hints = [
+        f"set `sysctl {name}={value}`"
+        for name, bad, value in (
+            ("kernel.unprivileged_userns_clone", "0", "1"),
+            ("kernel.apparmor_restrict_unprivileged_userns", "1", "0"),
+            ("user.max_user_namespaces", "0", "10000"),
+        )
+        if _sysctl(name) == bad
+    ]
+    hint = " and ".join(hints) or "run outside the chroot or container that forbids them, or as root"
+    return f"user namespaces are refused here ({os.strerror(number)}): {hint}"
+
+
+def _sysctl(name: str) -> str:
+    try:
+        with open("/proc/sys/" + name.replace(".", "/")) as file:
+            return file.read().strip()
+    except OSError:
+        return ""
+
+
+def _put(path: str, text: str) -> None:
+    with open(path, "w") as file:
+        file.write(text)
+
+
+def main() -> None:
+    """argv: descriptor of the control socket, state folder. Says once what it can enforce."""
+    os.setsid()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    control = socket.socket(fileno=int(sys.argv[1]))
+    os.umask(0o022)
+    zygote = Zygote(control, sys.argv[2])
+    wire.send(control, zygote.hello())
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    zygote.loop()

@@ -1,0 +1,93 @@
+"""An image with pytest and a small workspace, made from the packages of the running interpreter."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import shutil
+import sys
+from collections.abc import AsyncIterator, Callable, Mapping
+from pathlib import Path
+
+import pytest
+
+from sandbox.base import SandboxProvider, SandboxUnavailable, provider
+from sandbox.images import ImageStore
+from verifiers.runner import TestRunner
+
+DISTRIBUTIONS = ("pytest", "pluggy", "iniconfig", "packaging", "pygments")
+
+
+def make_environment(folder: Path) -> None:
+    """A virtual environment with pytest at `folder`, as if it stood at /opt/env. Nothing is executed."""
+    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    site = folder / "lib" / version / "site-packages"
+    site.mkdir(parents=True)
+    for name in DISTRIBUTIONS:
+        for file in importlib.metadata.files(name) or []:
+            if file.parts[0] != ".." and file.suffix != ".pyc":
+                target = site / file
+                target.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(str(file.locate()), target)
+    (folder / "bin").mkdir()
+    home = Path(sys.base_prefix) / "bin"
+    (folder / "bin" / "python").symlink_to(home / version)
+    (folder / "pyvenv.cfg").write_text(f"home = {home}\ninclude-system-site-packages = false\n")
+
+
+class Images:
+    """Images for tests, each made once."""
+
+    def __init__(self, root: Path) -> None:
+        self.store = ImageStore(root / "images")
+        environment = root / "environment"
+        make_environment(environment)
+        self.environment = self.store.add_layer(self.store.host_base(), environment, at="/opt/env")
+        self._root = root
+        self._made: dict[tuple[tuple[str, bytes], ...], str] = {}
+
+    def workspace(self, files: Mapping[str, str | bytes]) -> str:
+        """The digest of an image with these files in /workspace."""
+        content = {path: data.encode() if isinstance(data, str) else data for path, data in files.items()}
+        key = tuple(sorted(content.items()))
+        if key not in self._made:
+            tree = self._root / f"workspace{len(self._made)}"
+            tree.mkdir()
+            for path, data in key:
+                (tree / path).parent.mkdir(parents=True, exist_ok=True)
+                (tree / path).write_bytes(data)
+            self._made[key] = self.store.add_layer(self.environment, tree, at="/workspace")
+        return self._made[key]
+
+
+@pytest.fixture(scope="session")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Images:
+    return Images(tmp_path_factory.mktemp("home"))
+
+
+@pytest.fixture
+async def sandboxes(images: Images) -> AsyncIterator[SandboxProvider]:
+    backend = provider("namespace", store=images.store.root)
+    try:
+        backend.capabilities()
+    except SandboxUnavailable as reason:
+        pytest.skip(str(reason))
+    yield backend
+    await backend.close()
+
+
+@pytest.fixture
+async def runner_of(
+    sandboxes: SandboxProvider, images: Images
+) -> AsyncIterator[Callable[[Mapping[str, str | bytes]], TestRunner]]:
+    """A function from workspace files to a started runner."""
+    made: list[TestRunner] = []
+
+    async def make(files: Mapping[str, str | bytes], **options: object) -> TestRunner:
+        runner = TestRunner(sandboxes, images.workspace(files), **options)  # type: ignore[arg-type]
+        made.append(runner)
+        await runner.start()
+        return runner
+
+    yield make  # type: ignore[misc]
+    for runner in made:
+        await runner.close()

@@ -1,0 +1,269 @@
+"""Grades what an agent left behind: its changes to allowed files, on the task's image, with the task's tests.
+
+    grader = Grader(provider, images, blobs, VerdictCache())
+    verdict = await grader.grade(task, diff)
+
+The order of events: refuse what the diff may not touch, apply the rest to clean files, put every protected file
+(tests, conftest, ini) back from the task's blob, drop configuration that the task does not have, run the tests
+in a fresh jail, compare the complete set of ids. No process and no file of the agent's sandbox takes part.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import io
+import subprocess
+import tarfile
+from collections.abc import AsyncIterator, Collection, Mapping
+from contextlib import asynccontextmanager
+from functools import lru_cache
+from typing import Protocol, Self
+
+from catalog.models import Failure, Task, Verdict
+from sandbox.base import SandboxError, SandboxProvider
+from verifiers import patches
+from verifiers.cache import VerdictCache
+from verifiers.pool import RunnerPool
+from verifiers.runner import RunnerFailed, TestRun, TestRunner
+from verifiers.verdicts import verdict
+
+__all__ = ["Blobs", "Grader", "Images", "is_configuration", "protected_files", "verdict"]
+
+_CONFIGURATION = frozenset(
+    "conftest.py pytest.ini .pytest.ini pytest.toml .pytest.toml tox.ini setup.cfg pyproject.toml "
+    "sitecustomize.py usercustomize.py pytest.py".split()
+)
+_PACKAGES = frozenset({"_pytest", "pytest", "pluggy"})
+
+
+class Blobs(Protocol):
+    """Files by content; `catalog.blobs.Blobs` is one."""
+
+    def get(self, ref: str) -> bytes: ...
+
+    def put(self, data: bytes) -> str: ...
+
+
+class Images(Protocol):
+    """The part of the image store that grading uses; `sandbox.images.ImageStore` is one."""
+
+    def exists(self, digest: str) -> bool: ...
+
+
+def is_configuration(path: str) -> bool:
+    """Whether a file of this name can steer the test run or the interpreter; an agent's copy never applies."""
+    *folders, name = path.split("/")
+    return name in _CONFIGURATION or name.endswith((".pth", ".pyc")) or not _PACKAGES.isdisjoint(folders)
+
+
+@lru_cache(maxsize=64)
+def protected_files(tar: bytes) -> Mapping[str, bytes]:
+    """Path -> content of a task's protected tar. Raises ValueError for anything but plain files."""
+    found: dict[str, bytes] = {}
+    try:
+        with tarfile.open(fileobj=io.BytesIO(tar)) as archive:
+            for member in archive:
+                name = member.name.removeprefix("./")
+                handle = archive.extractfile(member) if member.isfile() else None
+                if handle is not None:
+                    found[name] = handle.read()
+                elif not member.isdir():
+                    raise ValueError(f"{name} in the protected tar is no plain file")
+    except tarfile.TarError as error:
+        raise ValueError(f"the protected blob is not a tar: {error}") from error
+    return found
+
+
+class Grader:
+    """Judges tasks; keeps a few sandboxes warm and never judges the same change twice unless told to.
+
+    An async context manager, or call `close`.
+    """
+
+    def __init__(
+        self,
+        provider: SandboxProvider,
+        images: Images,
+        blobs: Blobs,
+        cache: VerdictCache | None = None,
+        *,
+        jobs: int = 2,
+        warm: int = 4,
+        plugins: Collection[str] = (),
+    ) -> None:
+        """
+        Args:
+            jobs: jails that run at once for one task.
+            warm: sandboxes kept open between gradings.
+            plugins: pytest plugins that the images' tests need.
+        """
+        self._provider = provider
+        self._images = images
+        self._blobs = blobs
+        self.cache = cache or VerdictCache()
+        self._jobs = jobs
+        self._plugins = tuple(plugins)
+        self._pool = RunnerPool(warm)
+        self._running: dict[str, asyncio.Future[Verdict]] = {}
+
+    async def grade(self, task: Task, diff: bytes, *, fresh: bool = False) -> Verdict:
+        """Apply a git diff to the task's workspace and judge the result.
+
+        Returns reward 0.0 for a diff that is refused or fails, 1.0 for one that passes, None with a typed
+        failure when it could not be judged. `fresh` neither reads the cache nor shares a running grading.
+        """
+        key = self._key(task, ["diff", hashlib.sha256(diff).hexdigest()])
+        known = None if fresh else self.cache.get(key, last=False)
+        if known is not None:
+            return known
+        try:
+            async with self._runner(task) as runner:
+                applied = await self._apply(runner, task, diff)
+        except patches.PatchRefused as refused:
+            result = Verdict(reward=0.0, evidence=f"Refused: {refused}.")
+        except _OURS as error:
+            return _unjudged(error)
+        else:
+            result = await self.grade_files(task, applied.files, executable=applied.executable, fresh=fresh)
+        self.cache.put(key, result)
+        return result
+
+    async def grade_files(
+        self,
+        task: Task,
+        files: Mapping[str, bytes | None],
+        *,
+        executable: Collection[str] = (),
+        fresh: bool = False,
+    ) -> Verdict:
+        """The same for a caller that has the changed files (None: deleted) instead of a diff."""
+        for path in files:
+            if not patches.is_allowed(path, task.verifier.allowed):
+                return Verdict(reward=0.0, evidence=f"Refused: {path} is outside of what may be changed.")
+        change = [[p, None if d is None else hashlib.sha256(d).hexdigest()] for p, d in sorted(files.items())]
+        key = self._key(task, [change, sorted(executable)])
+        if fresh:
+            return await self._judge(task, files, executable, key)
+        known = self.cache.get(key)
+        if known is not None:
+            return known
+        running = self._running.get(key)
+        if running is None:
+            running = asyncio.ensure_future(self._judge(task, files, executable, key))
+            self._running[key] = running
+            running.add_done_callback(lambda _: self._running.pop(key, None))
+        # shielded: one caller that gives up does not take the verdict from the others
+        return await asyncio.shield(running)
+
+    async def run(
+        self,
+        task: Task,
+        files: Mapping[str, bytes | None],
+        arguments: Collection[str],
+        *,
+        trace: bool = False,
+    ) -> TestRun:
+        """Run chosen tests (the visible ones, say) on a changed workspace, with no verdict and no cache.
+
+        Protected files are the task's own, as in grading. Raises RunnerFailed, SandboxError.
+        """
+        async with self._runner(task) as runner:
+            kept, _ = self._keep(task, files)
+            timeout = task.verifier.timeout_s
+            return await runner.run(kept, list(arguments), timeout=timeout, trace=trace)
+
+    async def close(self) -> None:
+        """Close the sandboxes."""
+        for running in list(self._running.values()):
+            running.cancel()
+        await asyncio.gather(*self._running.values(), return_exceptions=True)
+        await self._pool.close()
+
+    async def _judge(
+        self, task: Task, files: Mapping[str, bytes | None], executable: Collection[str], key: str
+    ) -> Verdict:
+        spec = task.verifier
+        try:
+            async with self._runner(task) as runner:
+                kept, dropped = self._keep(task, files)
+                run = await runner.run(
+                    kept, spec.arguments, timeout=spec.timeout_s, executable=set(executable) & set(kept)
+                )
+        except _OURS as error:
+            return _unjudged(error)
+        result = verdict(spec.expected, spec.fail_to_pass, spec.pass_to_pass, run)
+        if dropped:
+            note = f" Put back or left out: {', '.join(dropped)}."
+            result = result.model_copy(update={"evidence": result.evidence + note})
+        self.cache.put(key, result)
+        return result
+
+    def _keep(
+        self, task: Task, files: Mapping[str, bytes | None]
+    ) -> tuple[dict[str, bytes | None], list[str]]:
+        """The changes that count, and the names of those that do not."""
+        protected = protected_files(self._blobs.get(task.verifier.protected))
+        dropped = sorted(path for path in files if path in protected or is_configuration(path))
+        return {path: data for path, data in files.items() if path not in dropped}, dropped
+
+    async def _apply(self, runner: TestRunner, task: Task, diff: bytes) -> patches.Applied:
+        names = [name for name in await asyncio.to_thread(patches.touched, diff) if not _strange(name)]
+        contents, modes = await runner.read(names), await runner.listing()
+
+        def read(name: str) -> patches.SourceFile | None:
+            content = contents.get(name)
+            return None if content is None else patches.SourceFile(content, modes.get(name, False))
+
+        return await asyncio.to_thread(patches.apply, diff, read, task.verifier.allowed)
+
+    @asynccontextmanager
+    async def _runner(self, task: Task) -> AsyncIterator[TestRunner]:
+        """A warm runner on the task's image with its protected files in place."""
+        environment, protected = task.environment, task.verifier.protected
+
+        async def make() -> TestRunner:
+            if not self._images.exists(environment.image):
+                raise RunnerFailed(f"image {environment.image} is not in the store: build the task again")
+            runner = TestRunner(
+                self._provider,
+                environment.image,
+                workdir=environment.workdir,
+                jobs=self._jobs,
+                base=protected_files(self._blobs.get(protected)),
+                plugins=self._plugins,
+                memory_mb=environment.limits.memory_mb,
+                pids=environment.limits.pids,
+                disk_mb=environment.limits.disk_mb,
+            )
+            await runner.start()
+            return runner
+
+        async with self._pool.lease((environment.model_dump_json(), protected), make) as runner:
+            yield runner
+
+    @staticmethod
+    def _key(task: Task, change: object) -> str:
+        return VerdictCache.key(task.environment.image, change, task.verifier.digest())
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.close()
+
+
+_OURS = (SandboxError, RunnerFailed, OSError, subprocess.SubprocessError, LookupError)
+"""What can break on our side. A missing blob is a LookupError."""
+
+
+def _unjudged(error: Exception) -> Verdict:
+    boundary = "sandbox" if isinstance(error, SandboxError) else "verifier"
+    message = f"{error}"[:1000] or type(error).__name__
+    failure = Failure(boundary=boundary, kind=type(error).__name__, message=message)
+    return Verdict(reward=None, failure=failure, evidence="Could not be judged.")
+
+
+def _strange(name: str) -> bool:
+    """Names that no workspace has; patches.apply refuses them with a reason."""
+    return name.startswith("/") or "\0" in name or any(p in ("", ".", "..") for p in name.split("/"))

@@ -1,0 +1,257 @@
+"""Runs pytest in this process and reports every step over the pipe.
+
+A test counts as passed only when our own wrapper saw its function return *and* pytest reported all three
+phases as passed; code under test that bends pytest's reports can therefore only lose. References are taken
+before foreign code is imported. What an attacker in the same process can still do is in docs/verifiers.md.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+import sys
+import types
+import unittest
+import unittest.case
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+from _pytest.unittest import TestCaseFunction
+
+from verifiers.harness.folding import FAILED, PASSED, SKIPPED, SUBTEST, XFAIL
+from verifiers.harness.wire import Kind, Send
+
+PHASES = {"setup": 0, "call": 1, "teardown": 2}
+OUTCOMES = {"passed": PASSED, "failed": FAILED, "skipped": SKIPPED}
+MESSAGE = 2048
+"""Bytes of a failure's text that are kept: the end, where the error is."""
+
+
+def encode(text: str) -> bytes:
+    return text.encode("utf-8", "backslashreplace")
+
+
+def tail(text: str) -> bytes:
+    return encode(text)[-MESSAGE:]
+
+
+def codes(function: Any) -> tuple[types.CodeType, ...]:
+    """Code objects of a function and of what it wraps: its identity, however often it is bound."""
+    found: list[types.CodeType] = []
+    while function is not None and len(found) < 16:
+        code = getattr(function, "__code__", None)
+        if isinstance(code, types.CodeType):
+            found.append(code)
+        function = getattr(function, "__wrapped__", None)
+    return tuple(found)
+
+
+class Integrity:
+    """Remembers the functions that decide outcomes, and names those that were replaced."""
+
+    def __init__(self) -> None:
+        names = ("_pytest", "pytest", "pluggy", "unittest.case", "unittest.loader", "unittest.suite")
+        modules = [m for n, m in sorted(sys.modules.items()) if n.startswith(names)]
+        self._known: list[tuple[str, dict[str, Any] | types.MappingProxyType[str, Any], str, Any, Any]] = []
+        for module in modules:
+            self._remember(module.__name__, vars(module))
+            for name, value in list(vars(module).items()):
+                if isinstance(value, type) and value.__module__ == module.__name__:
+                    self._remember(f"{module.__name__}.{name}", vars(value))
+        self._remember("builtins", vars(sys.modules["builtins"]))
+
+    def _remember(self, owner: str, space: Any) -> None:
+        for name, value in list(space.items()):
+            inner: Any = value
+            if isinstance(inner, (staticmethod, classmethod)):
+                inner = inner.__func__
+            elif isinstance(inner, property):
+                inner = inner.fget
+            if callable(inner):
+                self._known.append((f"{owner}.{name}", space, name, value, getattr(inner, "__code__", None)))
+
+    def altered(self) -> list[str]:
+        """Full names of what is no longer the object or the code that it was."""
+        found: list[str] = []
+        for full, space, name, value, code in self._known:
+            now = space.get(name)
+            if now is not value:
+                found.append(full)
+            elif code is not None:
+                inner = getattr(now, "__func__", None) or getattr(now, "fget", None) or now
+                if inner.__code__ is not code:
+                    found.append(full)
+        return found
+
+
+class Tracer:
+    """Collects the code objects that are entered, at the price of one call for each Python function call."""
+
+    def __init__(self) -> None:
+        self.seen: set[types.CodeType] = set()
+        self._monitoring = getattr(sys, "monitoring", None)
+        if self._monitoring is not None:
+            tool, events = self._monitoring.COVERAGE_ID, self._monitoring.events
+            self._monitoring.use_tool_id(tool, "verifier")
+            self._monitoring.register_callback(tool, events.PY_START, self._started)
+
+    def _started(self, code: types.CodeType, offset: int) -> Any:
+        self.seen.add(code)
+        return self._monitoring.DISABLE  # type: ignore[union-attr]
+
+    def start(self) -> None:
+        self.seen = set()
+        if self._monitoring is not None:
+            self._monitoring.restart_events()
+            self._monitoring.set_events(self._monitoring.COVERAGE_ID, self._monitoring.events.PY_START)
+        else:
+            add = self.seen.add
+
+            def entered(frame: types.FrameType, event: str, argument: Any) -> None:
+                add(frame.f_code)
+
+            sys.settrace(entered)
+
+    def stop(self) -> None:
+        if self._monitoring is not None:
+            self._monitoring.set_events(self._monitoring.COVERAGE_ID, 0)
+        else:
+            sys.settrace(None)
+
+
+class Reporter:
+    """The pytest plugin. Holds no list of results: what is reported is gone from this process."""
+
+    def __init__(self, send: Send, workdir: str, trace: bool) -> None:
+        self._send = send
+        self._prefix = workdir.rstrip("/") + "/"
+        self._tracer = Tracer() if trace else None
+        self._index: dict[int, int] = {}
+        self._codes: dict[int, tuple[types.CodeType, ...]] = {}
+        self._tests: set[str] = set()
+        self._current = -1
+        self.collected = False
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        for index, item in enumerate(session.items):
+            self._index[id(item)] = index
+            self._tests.add(str(item.path))
+            self._send(Kind.COLLECTED, index, self._has_function(item), encode(item.nodeid))
+            if isinstance(item, pytest.Function):
+                self._codes[index] = codes(item.function)
+        self.collected = True
+        self._send(Kind.READY, len(session.items), 0, b"")
+
+    @staticmethod
+    def _has_function(item: pytest.Item) -> int:
+        if not isinstance(item, pytest.Function):
+            return 0
+        # unittest looks a coroutine method up by itself, past our wrapper
+        return int(not (isinstance(item, TestCaseFunction) and inspect.iscoroutinefunction(item.function)))
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.outcome != "passed":
+            text = encode(report.nodeid) + b"\0" + tail(report.longreprtext)
+            self._send(Kind.UNCOLLECTED, 0, int(report.outcome == "skipped"), text)
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[Any]:
+        self._current = self._index.get(id(item), 1 << 31)
+        if self._tracer is None:
+            return (yield)
+        self._tracer.start()
+        try:
+            return (yield)
+        finally:
+            self._tracer.stop()
+            self._send(Kind.TRACE, self._current, 0, encode("\n".join(self._functions(self._tracer.seen))))
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_call(self, item: pytest.Item) -> Iterator[Any]:
+        if isinstance(item, pytest.Function) and self._has_function(item):
+            if codes(item.function) != self._codes.get(self._current):
+                self._send(Kind.PATCHED, 0, 0, encode(f"{item.nodeid} was replaced after collection"))
+            item.obj = self._watched(item.obj, self._current)
+        return (yield)
+
+    def _watched(self, function: Callable[..., Any], index: int) -> Callable[..., Any]:
+        send, returned = self._send, int(Kind.RETURNED)
+        if inspect.iscoroutinefunction(function):
+
+            @functools.wraps(function)
+            async def call_async(*args: Any, **kwargs: Any) -> Any:
+                __tracebackhide__ = True
+                value = await function(*args, **kwargs)
+                send(returned, index, 0, b"")
+                return value
+
+            return call_async
+
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            __tracebackhide__ = True
+            value = function(*args, **kwargs)
+            send(returned, index, 0, b"")
+            return value
+
+        return call
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        flag = PHASES.get(report.when or "", 3) + 4 * OUTCOMES[report.outcome]
+        if hasattr(report, "wasxfail"):
+            flag += XFAIL
+        if type(report).__name__ == "SubtestReport":
+            if report.outcome != "failed":
+                return
+            flag += SUBTEST
+        text = b"" if report.outcome == "passed" else tail(report.longreprtext)
+        self._send(Kind.PHASE, self._current, flag, text)
+
+    def pytest_internalerror(self, excrepr: Any) -> None:
+        self._send(Kind.NOTE, 0, 0, tail(str(excrepr)))
+
+    def _functions(self, seen: set[types.CodeType]) -> set[str]:
+        """`path::qualname` of the workspace's functions, tests and conftest files left out."""
+        found: set[str] = set()
+        for code in seen:
+            file = code.co_filename
+            if not file.startswith(self._prefix) or file in self._tests or file.endswith("/conftest.py"):
+                continue
+            name = code.co_qualname.split(".<locals>")[0]
+            if "<" not in name:
+                found.add(f"{file[len(self._prefix) :]}::{name}")
+        return found
+
+
+def loaded(workdir: str) -> list[str]:
+    """Workspace files behind imported modules."""
+    prefix = workdir.rstrip("/") + "/"
+    files = (getattr(module, "__file__", None) for module in list(sys.modules.values()))
+    return sorted(file for file in files if isinstance(file, str) and file.startswith(prefix))
+
+
+def run(send: Send, workdir: str, arguments: Sequence[str], plugins: Sequence[str], trace: bool) -> None:
+    """pytest over `arguments` with this process as the test process; ends with END."""
+    integrity = Integrity()
+    fixed = ["-p", "no:cacheprovider", "--rootdir", workdir, "--tb=short", "--continue-on-collection-errors"]
+    fixed += ["--maxfail=0", "-q", "--no-header", "--no-summary", "--color=no", f"--basetemp={tempdir()}"]
+    for plugin in plugins:
+        fixed += ["-p", plugin]
+    reporter = Reporter(send, workdir, trace)
+    code = pytest.main([*fixed, *arguments], plugins=[reporter])
+    if code == pytest.ExitCode.USAGE_ERROR and not reporter.collected:
+        # addopts of the repository may name plugins that the image does not have (coverage, xdist)
+        send(Kind.NOTE, 0, 0, b"addopts of the repository were left out: pytest refused them")
+        reporter = Reporter(send, workdir, trace)
+        code = pytest.main([*fixed, "-o", "addopts=", *arguments], plugins=[reporter])
+    send(Kind.LOADED, 0, 0, encode("\n".join(loaded(workdir))))
+    if names := integrity.altered():
+        send(Kind.PATCHED, 0, 0, encode("replaced during the run: " + ", ".join(names[:8])))
+    send(Kind.END, int(code), 0, b"")
+
+
+def tempdir() -> str:
+    return os.path.join(os.environ.get("TMPDIR", "/tmp"), "pytest")
