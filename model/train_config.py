@@ -1,7 +1,8 @@
-"""Settings that all trainers share. Imports no torch."""
+"""Settings of optimizer, schedule and checkpoints that all trainers share. Imports no torch."""
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -13,30 +14,49 @@ class Settings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class OptimizerConfig(Settings):
-    """AdamW (Loshchilov and Hutter 2019) with warm-up, decay and a bound on the gradient's norm."""
+class ScheduleConfig(Settings):
+    """Factor on the learning rate by step: linear warm-up, constant, then cosine down to a floor."""
 
-    lr: float = Field(1e-3, ge=0)
-    """Peak learning rate; 0 changes no weight, which makes a canary."""
+    warmup: int = Field(0, ge=0)
+    """Steps of linear warm-up; step 0 already moves."""
+    decay_from: int | None = None
+    """Step at which the cosine begins; None keeps the rate constant."""
+    decay_to: int | None = None
+    """Step at which the floor is reached and held."""
+    floor: float = Field(0.1, ge=0, le=1)
+
+    def factor(self, step: int) -> float:
+        """Factor at `step`, from 0."""
+        warm = min(1.0, (step + 1) / self.warmup) if self.warmup else 1.0
+        if self.decay_from is None or self.decay_to is None or step <= self.decay_from:
+            return warm
+        done = min(1.0, (step - self.decay_from) / max(1, self.decay_to - self.decay_from))
+        return warm * (self.floor + (1 - self.floor) * 0.5 * (1 + math.cos(math.pi * done)))
+
+
+class OptimizerConfig(Settings):
+    """Constants of the release where it has them."""
+
+    kind: Literal["muon", "adamw"] = "muon"
+    """`adamw` uses it for every parameter (large networks on a CPU)."""
+    lr: float = Field(2.6e-4, ge=0)
+    """Muon's rate, and AdamW's for what has no own rate. 0 changes no weight, which makes a canary."""
+    adamw_lr: float | None = None
+    """AdamW's rate; `lr` by default."""
+    embedding_lr_scale: float = 1.0
+    weight_decay: float = 0.1
+    momentum: float = 0.95
+    gamma: float = 0.18
+    """Root mean square of Muon's update before the rate."""
     betas: tuple[float, float] = (0.9, 0.95)
-    eps: float = Field(1e-8, gt=0)
-    weight_decay: float = Field(0.0, ge=0)
-    """Decoupled; matrices only, not norms and biases."""
-    clip_norm: float = Field(1.0, gt=0)
-    """Global gradient norm is scaled down to this."""
-    warmup_steps: int = Field(0, ge=0)
-    schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """Decay over the run's progress, be that steps or seconds."""
-    final_fraction: float = Field(0.1, ge=0, le=1)
-    """Share of the peak that is left at the end of a decay."""
-    max_skipped: int = Field(5, ge=1)
-    """So many consecutive steps with gradients that are not finite end the run with an error."""
+    eps: float = 1e-20
+    schedule: ScheduleConfig = ScheduleConfig()
 
 
 class CheckpointConfig(Settings):
     """When state is written so that a killed run goes on exactly where it was."""
 
     every: int = Field(1, ge=1)
-    """Optimizer steps between checkpoints. The last step always writes one."""
+    """Steps between checkpoints. The last step always writes one."""
     keep: int = Field(2, ge=1)
     """Older ones are deleted."""

@@ -37,14 +37,14 @@ class OpdConfig(Settings):
     """Tokens, padding included, computed at one time; changes memory and speed, not the gradient."""
     chunk_tokens: int = Field(1024, ge=1)
     """Loss-bearing tokens whose logits exist at one time."""
-    max_staleness: int = Field(2, ge=0)
-    """Tokens that many publications old still bear loss; older ones are masked."""
     cache_dtype: Literal["float32", "bfloat16"] = "float32"
     """Precision of cached hidden states."""
     cache_max_mb: int = Field(2048, ge=1)
     """The oldest cached states beyond this are deleted."""
     seed: int = 0
-    optimizer: OptimizerConfig = OptimizerConfig(lr=5e-4)
+    optimizer: OptimizerConfig = OptimizerConfig(kind="adamw", lr=5e-4, weight_decay=0.0)
+    clip_norm: float = Field(1.0, gt=0)
+    """Largest norm of the gradient."""
     checkpoint: CheckpointConfig = CheckpointConfig(every=1)
 
     @model_validator(mode="after")

@@ -27,24 +27,19 @@ class Piece:
     """Ascending positions of the tokens that bear loss."""
 
 
-def piece(
-    trajectory: Trajectory, domain: str, *, version: int, window: int | None, max_staleness: int
-) -> Piece | None:
-    """The sample's loss-bearing part; None when it has none.
+def piece(trajectory: Trajectory, mask: Sequence[bool], domain: str, *, window: int | None) -> Piece:
+    """The part of a sample that bears loss.
 
     Args:
+        mask: per token, whether it bears loss (sampled, and not too stale); at least one does.
         domain: picks the teachers.
-        version: publication number of the student.
         window: tokens of the decoder's bounded replay; None for networks without one.
-        max_staleness: tokens older than this bear no loss.
     """
-    sampled = [at for at, mine in enumerate(trajectory.sampled) if mine]
-    fresh = [at for at in sampled if version - (trajectory.versions[at] or 0) <= max_staleness]
-    if trajectory.failure is not None or not fresh:
-        return None
-    first = next((segment.end for segment in trajectory.segments if segment.start == 0), sampled[0])
-    start = 0 if window is None else max(0, min(first, sampled[0]) - window)
-    return Piece(trajectory.id, domain, trajectory.token_ids[: fresh[-1] + 1], start, tuple(fresh))
+    bearing = tuple(at for at, bears in enumerate(mask) if bears)
+    prompt = trajectory.sampled.index(True)
+    first = next((segment.end for segment in trajectory.segments if segment.start == 0), prompt)
+    start = 0 if window is None else max(0, min(first, prompt) - window)
+    return Piece(trajectory.id, domain, trajectory.token_ids[: bearing[-1] + 1], start, bearing)
 
 
 def assign(pieces: Sequence[Piece], teachers: Sequence[TeacherConfig]) -> list[Work[Piece]]:
@@ -68,7 +63,7 @@ def assign(pieces: Sequence[Piece], teachers: Sequence[TeacherConfig]) -> list[W
 
 def split(pieces: Sequence[Piece], parts: int) -> list[list[Piece]]:
     """So many minibatches of nearly equal size, in order; fewer when there are fewer samples."""
-    parts = max(1, min(parts, len(pieces)))
+    parts = min(parts, len(pieces))
     return [list(pieces[at::parts]) for at in range(parts)]
 
 

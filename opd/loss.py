@@ -1,15 +1,15 @@
 """Exact reverse KL over the whole vocabulary, from hidden states, without keeping any logits.
 
-    L = sum_n w_n / D * KL_n        KL_n = sum_v p_s(v) (log p_s(v) - log p_t(v))
-    dL/ds_v = w_n / D * p_s(v) (log p_s(v) - log p_t(v) - KL_n)        s: the student's logits
+    L = sum_n w_n KL_n        KL_n = sum_v p_s(v) (log p_s(v) - log p_t(v))
+    dL/ds_v = w_n p_s(v) (log p_s(v) - log p_t(v) - KL_n)        s: the student's logits
 
 Student and teacher meet only through the two heads, so a teacher may have any width; the vocabulary must
 be the same. Tokens are worked through in chunks; a chunk holds two [C, V] float32 buffers, and the
 gradients are formed in the forward pass in the same buffers: four matrix products a token (student
-logits, teacher logits, dH, dW) where recomputing in backward takes six. Weights and the global
-denominator go into the gradient before those products, so that one call is right for a micro-batch of
-a larger batch. What is left out: temperature, top-k approximations, sampled-token estimates (high
-variance; the report rejected them).
+logits, teacher logits, dH, dW) where recomputing in backward takes six. Weights go into the
+gradient before those products; the denominator of the whole step arrives as the upstream gradient and
+scales the results in place, so that one call is right for a micro-batch of a larger batch. What is left
+out: temperature, top-k approximations, sampled-token estimates (high variance; the report rejected them).
 
 Axes: N tokens, C tokens of a chunk, V vocabulary, D width of the student, E width of the teacher.
 """
@@ -100,10 +100,9 @@ def reverse_kl(
     teacher_head_VE: Tensor,
     weight_N: Tensor,
     *,
-    denominator: float,
     chunk: int = CHUNK_TOKENS,
 ) -> tuple[Tensor, Tensor]:
-    """Weighted sum of exact reverse KLs over `denominator`, and the KL of each token.
+    """Weighted sum of exact reverse KLs, and the KL of each token.
 
     Args:
         hidden_ND: student's final hidden states at the loss-bearing positions; gets a gradient.
@@ -111,11 +110,10 @@ def reverse_kl(
         teacher_NE: the teacher's final hidden states at the same positions.
         teacher_head_VE: the teacher's head over the same vocabulary.
         weight_N: w_i of the teacher, per token; 0 excludes a token.
-        denominator: loss-bearing tokens of the whole optimizer step, over all micro-batches and devices.
         chunk: tokens whose logits exist at one time; memory is 2 * chunk * V * 4 bytes.
 
     Returns:
-        The loss (a scalar, nats per token) and kl_N (nats, without gradient, for the metrics). Backward
+        The sum (a scalar, nats) and kl_N (nats, without gradient, for the metrics). Backward
         may be called once: it hands out the gradients that forward computed.
 
     Raises:
@@ -131,8 +129,8 @@ def reverse_kl(
             f"tokens differ: student {hidden_ND.shape[0]}, teacher {teacher_NE.shape[0]}, "
             f"weights {weight_N.shape[0]}"
         )
-    if denominator <= 0 or chunk <= 0:
-        raise ValueError(f"denominator ({denominator}) and chunk ({chunk}) must be positive")
+    if chunk <= 0:
+        raise ValueError(f"chunk must be positive, got {chunk}")
     if hidden_ND.shape[0] == 0:
         return (hidden_ND.sum() + 0.0 * head_VD.sum()), hidden_ND.new_zeros(0)
-    return _ReverseKL.apply(hidden_ND, head_VD, teacher_NE, teacher_head_VE, weight_N / denominator, chunk)  # type: ignore[return-value]
+    return _ReverseKL.apply(hidden_ND, head_VD, teacher_NE, teacher_head_VE, weight_N, chunk)  # type: ignore[return-value]

@@ -78,8 +78,6 @@ class RlConfig(Settings):
     """Optimizer steps on one batch: its samples are split so often, by group."""
     micro_tokens: int = Field(8192, ge=1)
     """Tokens, padding included, computed at one time; changes memory and speed, not the gradient."""
-    max_staleness: int = Field(2, ge=0)
-    """Tokens that many publications old still bear loss; older ones are masked."""
     failed_at: float = 0.0
     """A task reward of at most this is a failure: a subgroup of failures alone is dropped."""
     call_tokens: dict[str, float] = {}
@@ -92,5 +90,7 @@ class RlConfig(Settings):
     seed: int = 0
     effort: EffortConfig = EffortConfig()
     loss: LossConfig = LossConfig()
-    optimizer: OptimizerConfig = OptimizerConfig(lr=3e-4)
+    optimizer: OptimizerConfig = OptimizerConfig(kind="adamw", lr=3e-4, weight_decay=0.0)
+    clip_norm: float = Field(1.0, gt=0)
+    """Largest norm of the gradient."""
     checkpoint: CheckpointConfig = CheckpointConfig(every=1)

@@ -34,8 +34,10 @@ class Piece:
     """Ascending positions of the sampled tokens."""
     logprobs: tuple[float, ...]
     """By target: what the engine recorded."""
-    versions: tuple[int, ...]
-    """By target: publication that sampled it."""
+    staleness: tuple[int, ...]
+    """By target: publications since the one that sampled it."""
+    bears: tuple[bool, ...]
+    """By target: it bears loss, being not too stale."""
     kept: tuple[tuple[int, ...] | None, ...] | None
     """By target: ids that top-p left; None when it cut nothing."""
     temperature: float
@@ -59,26 +61,26 @@ def score(config: RlConfig, trajectory: Trajectory) -> Scored:
     return Scored(trajectory.id, trajectory.group or trajectory.task_id, trajectory.effort, reward, penalty)
 
 
-def piece(trajectory: Trajectory, advantage: float, *, window: int | None) -> Piece:
+def piece(
+    trajectory: Trajectory, mask: Sequence[bool], advantage: float, *, version: int, window: int | None
+) -> Piece:
     """What the network computes of one sample.
 
     Args:
+        mask: per token, whether it bears loss.
         advantage: of all its sampled tokens.
+        version: the trainer's publication number.
         window: tokens of the decoder's bounded replay; None for networks without one.
 
     Raises:
         ValueError: nothing was sampled, or greedily: a temperature of 0 has no gradient.
     """
     targets = tuple(at for at, sampled in enumerate(trajectory.sampled) if sampled)
-    if not targets:
-        raise ValueError(f"trajectory {trajectory.id} has no sampled token")
-    if trajectory.temperature <= 0:
+    if not targets or trajectory.temperature <= 0:
         raise ValueError(
-            f"trajectory {trajectory.id} was sampled greedily: train on samples of a temperature above 0"
+            f"trajectory {trajectory.id} has no token sampled at a temperature above 0: nothing to reinforce"
         )
     first = next((segment.end for segment in trajectory.segments if segment.start == 0), targets[0])
-    logprobs = [trajectory.logprobs[at] for at in targets]
-    versions = [trajectory.versions[at] for at in targets]
     kept = None if trajectory.kept is None else tuple(trajectory.kept[at] for at in targets)
     return Piece(
         id=trajectory.id,
@@ -86,8 +88,9 @@ def piece(trajectory: Trajectory, advantage: float, *, window: int | None) -> Pi
         tokens=trajectory.token_ids[: targets[-1] + 1],
         start=0 if window is None else max(0, min(first, targets[0]) - window),
         targets=targets,
-        logprobs=tuple(value for value in logprobs if value is not None),
-        versions=tuple(value for value in versions if value is not None),
+        logprobs=tuple(trajectory.logprobs[at] or 0.0 for at in targets),
+        staleness=tuple(version - (trajectory.versions[at] or 0) for at in targets),
+        bears=tuple(mask[at] for at in targets),
         kept=kept if kept is not None and any(ids is not None for ids in kept) else None,
         temperature=trajectory.temperature,
         advantage=advantage,
@@ -103,4 +106,4 @@ def split(pieces: Sequence[Piece], parts: int) -> list[list[Piece]]:
     shares: list[list[Piece]] = [[] for _ in range(min(parts, len(groups)))]
     for group in sorted(groups.values(), key=lambda members: (-len(members), members[0].group)):
         min(shares, key=len).extend(group)
-    return shares or [[]]
+    return shares

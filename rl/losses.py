@@ -17,8 +17,8 @@ that the clip range itself bounds staleness (AReaL calls the split form decouple
     ppo     -w min(r A, clip(r, 1 - lo, 1 + hi) A)        hi > lo: DAPO's clip-higher, arXiv 2503.14476
     cispo   -w sg(min(r, cap)) A now                      arXiv 2506.13585; the cap is absolute, not 1 + eps
 
-Tokens whose staleness exceeds the bound are masked. The denominator counts them all the same, so that
-masking some does not make the others louder.
+Tokens that are too stale are masked. The denominator counts them all the same, so that masking some does
+not make the others louder.
 """
 
 from __future__ import annotations
@@ -42,6 +42,8 @@ class TokenData:
     advantage_N: Tensor
     staleness_N: Tensor
     """Publications between the token's version and the trainer's, int64."""
+    bears_N: Tensor
+    """bool; False masks a token from the loss (too stale) without making the others louder."""
 
 
 def denominator(config: LossConfig, loss_tokens: int, samples: int) -> float:
@@ -54,26 +56,15 @@ def denominator(config: LossConfig, loss_tokens: int, samples: int) -> float:
     return float(max(1, samples)) * config.tokens_per_sample
 
 
-def policy_loss(
-    config: LossConfig,
-    now_N: Tensor,
-    old_N: Tensor,
-    data: TokenData,
-    *,
-    denominator: float,
-    max_staleness: int,
-) -> Tensor:
-    """Sum over tokens of the loss, divided by `denominator`; add it over micro-batches.
+def policy_loss(config: LossConfig, now_N: Tensor, old_N: Tensor, data: TokenData) -> Tensor:
+    """Sum over tokens of the loss; add it over micro-batches and divide by the step's `denominator`.
 
     Args:
         now_N: log-probabilities with gradient.
         old_N: the same under the weights at the start of the step; `now_N.detach()` when there is one update.
-        denominator: of the whole step, see `denominator`.
-        max_staleness: tokens older than this contribute nothing.
     """
     old_N = old_N.detach()
-    fresh_N = (data.staleness_N <= max_staleness).to(now_N.dtype)
-    advantage_N = data.advantage_N.to(now_N.dtype) * fresh_N
+    advantage_N = data.advantage_N.to(now_N.dtype) * data.bears_N
     if config.anchor == "rollout":
         ratio_N = _ratio(now_N, data.rollout_N)
         weight_N = torch.ones_like(ratio_N)
@@ -90,7 +81,7 @@ def policy_loss(
         loss_N = -weight_N * ratio_N.detach().clamp(max=config.cispo_cap) * advantage_N * now_N
     # Masked and zero-advantage tokens: exactly no gradient, whatever the ratio did.
     loss_N = torch.where(advantage_N != 0, loss_N, torch.zeros_like(loss_N))
-    return loss_N.sum() / denominator
+    return loss_N.sum()
 
 
 def _ratio(upper_N: Tensor, lower_N: Tensor) -> Tensor:
@@ -102,7 +93,7 @@ class TokenStats:
     """Sums over the tokens of a step, from which the metrics are formed. Add micro-batches with `update`."""
 
     tokens: int = 0
-    stale_tokens: int = 0
+    masked_tokens: int = 0
     off_policy_tokens: int = 0
     max_staleness: int = 0
     ratio_sum: float = 0.0
@@ -116,16 +107,14 @@ class TokenStats:
     mismatch_max: float = 0.0
 
     @torch.no_grad()
-    def update(
-        self, config: LossConfig, now_N: Tensor, entropy_N: Tensor, data: TokenData, *, max_staleness: int
-    ) -> None:
+    def update(self, config: LossConfig, now_N: Tensor, entropy_N: Tensor, data: TokenData) -> None:
         if now_N.numel() == 0:
             return
         now_N, rollout_N = now_N.double(), data.rollout_N.double()
         ratio_N = _ratio(now_N, rollout_N)
         staleness_N = data.staleness_N
         self.tokens += now_N.numel()
-        self.stale_tokens += int((staleness_N > max_staleness).sum())
+        self.masked_tokens += int((~data.bears_N).sum())
         self.off_policy_tokens += int((staleness_N >= 1).sum())
         self.max_staleness = max(self.max_staleness, int(staleness_N.max()))
         self.ratio_sum += float(ratio_N.sum())
@@ -149,7 +138,7 @@ class TokenStats:
         square = self.ratio_square_sum
         return {
             "loss_tokens": float(self.tokens),
-            "stale_masked": self.stale_tokens / n,
+            "masked_ratio": self.masked_tokens / n,
             "off_policy_ratio": self.off_policy_tokens / n,
             "max_staleness": float(self.max_staleness),
             "ratio_mean": self.ratio_sum / n,

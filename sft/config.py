@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from model.train_config import CheckpointConfig, OptimizerConfig, Settings
+from model.train_config import CheckpointConfig, OptimizerConfig, ScheduleConfig, Settings
 
 
 class SftConfig(Settings):
@@ -27,5 +27,12 @@ class SftConfig(Settings):
     """Steps between losses on the dev samples, when there are any."""
     seed: int = 0
     """Of the order of samples."""
-    optimizer: OptimizerConfig = OptimizerConfig(lr=2e-3, schedule="linear", warmup_steps=5)
+    optimizer: OptimizerConfig = OptimizerConfig(
+        kind="adamw",
+        lr=2e-3,
+        weight_decay=0.01,
+        schedule=ScheduleConfig(warmup=5, decay_from=0, decay_to=200),
+    )
+    clip_norm: float = Field(1.0, gt=0)
+    """Largest norm of the gradient."""
     checkpoint: CheckpointConfig = CheckpointConfig(every=10)

@@ -24,11 +24,11 @@ from torch import Tensor
 
 from catalog.models import RunKind
 from catalog.runs import RunFolder
+from model.batch import Batch, pack
 from model.batch import Sequence as PackedSequence
-from model.batch import pack
 from model.policy import Policy
 from model.targets import targets
-from model.training import TrainEngine
+from model.training import LossSum, TrainEngine
 from sft.config import SftConfig
 from sft.data import Example, minibatch, select
 
@@ -41,15 +41,26 @@ class SftResult:
     """Folder of the trained policy."""
     steps: int
     seconds: float
-    loss: float
-    """Nats per loss-bearing token of the last minibatch."""
-    dev_loss: float | None
+    last: dict[str, float]
+    """Metrics of the last step: `loss` (nats per loss-bearing token), `accuracy`, `dev_loss`, ..."""
+
+
+@dataclass(frozen=True)
+class SftState:
+    """Everything beside weights and optimizer that a step leaves behind."""
+
+    step: int = 0
+    seconds: float = 0.0
+    """Spent in training steps, over all restarts."""
+    finished: bool = False
+    last: dict[str, float] = field(default_factory=dict)
+    """Metrics of the step."""
 
 
 def train(
     config: SftConfig, policy: Policy, examples: Sequence[Example], *, run: Path, dev: Sequence[Example] = ()
 ) -> SftResult:
-    """Train, or go on training, in the folder `run`.
+    """Train, or go on training, in the folder `run`; the policy is written to `run/policy`.
 
     Args:
         config: going on with other settings than those in `run/config.json` is an error.
@@ -60,85 +71,74 @@ def train(
     Raises:
         ValueError: no usable samples.
         UserError: `run` belongs to another configuration or another process.
-        TrainingError: gradients that are not finite, step after step.
+        NonFiniteError: a loss or gradient was not finite; the run may go on from its checkpoint.
     """
     data = select(examples, max_tokens=config.max_tokens).examples
-    engine = TrainEngine(policy, config.optimizer)
-    with RunFolder.open(
-        run, kind=RunKind.SFT, config=config.model_dump(mode="json"), seed=config.seed, resume=True
-    ) as folder:
-        state = SftState(**(engine.resume(run / "checkpoints") or {}))
+    engine = TrainEngine(
+        policy.module.train(), config.optimizer, folder=run / "checkpoints",
+        clip_norm=config.clip_norm, keep=config.checkpoint.keep,
+    )  # fmt: skip
+    resolved = config.model_dump(mode="json")
+    with RunFolder.open(run, kind=RunKind.SFT, config=resolved, seed=config.seed, resume=True) as folder:
+        state = SftState(**(engine.resume() or {}))
         folder.rewind(state.step)
         while not state.finished:
-            state = one_step(config, engine, data, dev, state)
+            state = one_step(config, engine, policy, data, dev, state)
             folder.log(state.step, **state.last)
             if state.finished or state.step % config.checkpoint.every == 0:
-                engine.checkpoint(run / "checkpoints", state.step, vars(state), keep=config.checkpoint.keep)
+                engine.save(vars(state))
+        policy.save(run / "policy")
         folder.finish(state.last)
-    weights = run / "checkpoints" / f"{state.step:08d}" / "policy"
-    return SftResult(weights, state.step, state.seconds, state.last["loss"], state.last.get("dev_loss"))
-
-
-@dataclass(frozen=True)
-class SftState:
-    """Everything beside weights and optimizer that a step leaves behind."""
-
-    format: int = 1
-    step: int = 0
-    seconds: float = 0.0
-    """Spent in training steps, over all restarts."""
-    finished: bool = False
-    last: dict[str, float] = field(default_factory=dict)
-    """Metrics of the step."""
+    return SftResult(run / "policy", state.step, state.seconds, state.last)
 
 
 def one_step(
-    config: SftConfig, engine: TrainEngine, data: Sequence[Example], dev: Sequence[Example], state: SftState
+    config: SftConfig,
+    engine: TrainEngine,
+    policy: Policy,
+    data: Sequence[Example],
+    dev: Sequence[Example],
+    state: SftState,
 ) -> SftState:
     """One optimizer step, and the dev loss when it is due."""
     began = time.monotonic()
-    progress = max(state.step / config.steps, state.seconds / (config.max_seconds or math.inf))
     chosen = minibatch(data, state.step, config.batch_samples, config.seed)
-    loss, correct, count = accumulate(engine, chosen, config.micro_tokens)
-    stats = engine.step(progress)
+    count = sum(len(sample.targets) for sample in chosen)
+
+    def loss(batch: Batch) -> LossSum:
+        nll_N, hit_N = likelihoods(policy, chosen, batch)
+        return LossSum(nll_N.sum(), {"accuracy": hit_N.sum() / count})
+
+    report = engine.step(packed(chosen, config.micro_tokens), loss, denominator=count)
     took = time.monotonic() - began
     step, seconds = state.step + 1, state.seconds + took
     finished = step >= config.steps or seconds >= (config.max_seconds or math.inf)
-    last = {"loss": loss, "accuracy": correct / count, "loss_tokens": count, **stats, "seconds": seconds}
+    last = {"loss": report.loss, **report.metrics, "grad_norm": report.grad_norm, "lr": report.lr}
+    last |= {"loss_tokens": count, "seconds": seconds}
     last["tokens_per_s"] = sum(len(sample.tokens) for sample in chosen) / took
     if dev and (finished or step % config.eval_every == 0):
-        last["dev_loss"] = evaluate(engine.policy, dev, config.micro_tokens)
-    return SftState(step=step, seconds=seconds, finished=finished, last=last)
-
-
-def accumulate(engine: TrainEngine, chosen: Sequence[Example], micro_tokens: int) -> tuple[float, int, int]:
-    """Add the gradient of one minibatch; returns (loss, correctly predicted targets, targets)."""
-    count = sum(len(sample.targets) for sample in chosen)
-    total, correct = 0.0, 0
-    for nll_N, hit_N in likelihoods(engine.policy, chosen, micro_tokens):
-        loss = nll_N.sum() / count
-        engine.backward(loss)
-        total += float(loss.detach())
-        correct += int(hit_N.sum())
-    return total, correct, count
+        last["dev_loss"] = evaluate(policy, dev, config.micro_tokens)
+    return SftState(step, seconds, finished, last)
 
 
 @torch.no_grad()
 def evaluate(policy: Policy, samples: Sequence[Example], micro_tokens: int) -> float:
     """Nats per loss-bearing token."""
     policy.module.eval()
-    total = math.fsum(float(nll_N.sum()) for nll_N, _ in likelihoods(policy, samples, micro_tokens))
+    batches = packed(samples, micro_tokens)
+    total = math.fsum(float(likelihoods(policy, samples, batch)[0].sum()) for batch in batches)
     policy.module.train()
     return total / sum(len(sample.targets) for sample in samples)
 
 
-def likelihoods(policy: Policy, samples: Sequence[Example], micro_tokens: int):
-    """Per micro-batch the negative log-likelihood of each target, and whether it was the likeliest token."""
-    sequences = [PackedSequence(sample.tokens, sample.start) for sample in samples]
-    positions = [sample.targets for sample in samples]
-    for batch in pack(sequences, micro_tokens):
-        wanted = targets(batch, positions)
-        hidden_ND = wanted.hidden(policy.hidden(batch))
-        logits_NV = hidden_ND.float() @ policy.head().float().T
-        nll_N: Tensor = torch.nn.functional.cross_entropy(logits_NV, wanted.ids_N, reduction="none")
-        yield nll_N, logits_NV.detach().argmax(-1) == wanted.ids_N
+def packed(samples: Sequence[Example], micro_tokens: int) -> list[Batch]:
+    """The samples in micro-batches, by best fit."""
+    return pack([PackedSequence(sample.tokens, sample.start) for sample in samples], micro_tokens)
+
+
+def likelihoods(policy: Policy, samples: Sequence[Example], batch: Batch) -> tuple[Tensor, Tensor]:
+    """Negative log-likelihood of each target of a micro-batch, and whether it was the likeliest token."""
+    wanted = targets(batch, [sample.targets for sample in samples])
+    logits_NV = wanted.hidden(policy.hidden(batch)).float() @ policy.head().float().T
+    nll_N = torch.nn.functional.cross_entropy(logits_NV, wanted.ids_N, reduction="none")
+    return nll_N, logits_NV.detach().argmax(-1) == wanted.ids_N
