@@ -52,8 +52,6 @@ class Chosen:
 
     candidates: CandidateSet | None
     reason: str = ""
-    order: tuple[int, ...] = ()
-    """Indices of the candidates in the order in which the solver's pool has them."""
 
 
 def draw(
@@ -141,14 +139,18 @@ async def choose(
         return Chosen(None, "none passes: the search's success fails hidden tests")
     if sum(passes) > config.most_passing:
         return Chosen(None, f"ambiguous: {sum(passes)} of {len(passes)} candidates pass")
+    order = tuple(sorted(range(len(indices)), key=lambda n: indices[n]))
     chosen = CandidateSet(
         task_id=task_id,
         candidates=tuple(_record(search.pool[i], blobs) for i in indices),
         passes_visible=visible,
         passes=passes,
         tried=len(search.tries),
+        order=order,
+        test_source=workspace.test_source,
+        failure=search.message,
     )
-    return Chosen(chosen, "", tuple(sorted(range(len(indices)), key=lambda n: indices[n])))
+    return Chosen(chosen)
 
 
 async def _verdict(choice: Choice, visible: bool, judge: Judge) -> bool | None:
@@ -167,16 +169,14 @@ def _record(choice: Choice, blobs: Blobs) -> Candidate:
     )
 
 
-def demonstration(
-    chosen: CandidateSet, order: Sequence[int], *, tries: int = 3
-) -> list[dict[str, Any]] | None:
+def demonstration(chosen: CandidateSet, *, tries: int = 3) -> list[dict[str, Any]] | None:
     """The solver's way through a set: try in its order until the visible test passes, then submit.
 
     None when it finds nothing in `tries`, or when what it would submit fails the hidden tests: only
     verified trajectories are taught.
     """
     steps: list[dict[str, Any]] = []
-    for index in order[:tries]:
+    for index in chosen.order[:tries]:
         passed = chosen.passes_visible[index]
         steps.append({"action": "try", "candidate": index, "passed": passed})
         if passed:

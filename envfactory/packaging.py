@@ -6,6 +6,7 @@ run, so a synthesis that was killed and started again finds its own work.
 
 from __future__ import annotations
 
+import base64
 import tempfile
 from collections import defaultdict
 from dataclasses import dataclass, field
@@ -14,14 +15,24 @@ from pathlib import Path
 import libcst
 
 from catalog.blobs import Blobs
-from catalog.models import Environment, Limits, Origin, Problem, Task, TestStatus, VerifierSpec
+from catalog.models import (
+    Environment,
+    Limits,
+    Origin,
+    Problem,
+    Substrate,
+    Task,
+    TestStatus,
+    VerifierSpec,
+    canonical_json,
+)
 from envfactory import git, sanitize
 from envfactory.build import Build
 from envfactory.errors import FactoryError, full_disk_is_a_user_error
 from envfactory.layout import is_protected, is_test_path
 from envfactory.packs import PackWriter
 from envfactory.prune import prune, test_name, test_path
-from envfactory.trees import Changes, File, Tree, changed, tar_of, tree_key, write_tree
+from envfactory.trees import Changes, File, Tree, changed, difference, tar_of, tree_key, write_tree
 from sandbox.images import ImageStore
 from sandbox.trees import tree_digest
 
@@ -101,10 +112,21 @@ class Packager:
                 visible_tests=tuple(sorted(draft.visible)),
                 interface=draft.interface,
             ),
-            environment=Environment(image=image, tree=digest, limits=draft.limits),
+            environment=Environment(
+                image=image, tree=digest, limits=draft.limits, substrate=self._substrate(draft)
+            ),
             verifier=verifier,
             solution=self._blobs.put(gold_patch(draft)),
         )
+
+    def _substrate(self, draft: Draft) -> Substrate:
+        """The build's image with the changes to this draft's graded workspace."""
+        graded = changed(changed(draft.base, draft.start), draft.tests)
+        changes = {
+            path: None if data is None else base64.b64encode(data).decode()
+            for path, data in difference(self._build.tree, graded).items()
+        }
+        return Substrate(image=self._build.image, changes=self._blobs.put(canonical_json(changes)))
 
 
 def task_id(draft: Draft, verifier: VerifierSpec, build: Build) -> str:

@@ -295,7 +295,9 @@ async def repair(
     return Search(pool, tuple(tries), found, message, suspicion, reason)
 
 
-async def attempt(workspace: BuggyWorkspace, choice: Choice, index: int, runner: Runner, timeout: float) -> Try:
+async def attempt(
+    workspace: BuggyWorkspace, choice: Choice, index: int, runner: Runner, timeout: float
+) -> Try:
     """Run the visible failing tests on one edit; it passes when every one of them does."""
     run = await runner.run({**workspace.base, **choice.files}, workspace.visible, timeout=timeout)
     passed = run.outcome == "finished" and all(
