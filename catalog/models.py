@@ -220,6 +220,8 @@ class CandidateSet(Record):
     passes_visible: tuple[bool, ...]
     passes: tuple[bool, ...]
     """The verdict of the hidden tests."""
+    messages: tuple[str, ...] = ()
+    """What the visible test says about each; empty where it passes."""
     tried: int
     """Edits that the search ran before it stopped."""
     order: tuple[int, ...] = ()

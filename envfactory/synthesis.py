@@ -16,7 +16,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -31,18 +31,20 @@ from catalog.models import (
 from catalog.store import Catalog
 from envfactory.bugs import Bug, Split, by_split, propose
 from envfactory.build import Build, build
-from envfactory.candidates import choose
+from envfactory.candidates import Chosen, choose, fit_weights
 from envfactory.config import SynthConfig
 from envfactory.mining import MiningConfig, mine
-from envfactory.packaging import Draft, Packager
+from envfactory.packaging import Draft, Packager, decode_changes, encode_changes
+from envfactory.repair import BuggyWorkspace, Search, Try, make_pool
 from envfactory.sources import open_source
 from envfactory.sources.base import Progress, silent
 from envfactory.stages.base import Examined, Judged, Rejection, Specification
 from envfactory.stages.environment import EnvironmentAgent
 from envfactory.stages.inspector import Inspector
 from envfactory.stages.repairer import Repairer
-from envfactory.stages.solvers import SolverEnsemble
+from envfactory.stages.solvers import SolverEnsemble, buggy_workspace
 from envfactory.stages.specifier import BugSpecifier
+from envfactory.trees import changed
 from envfactory.workbench import Workbench
 from sandbox.base import SandboxProvider
 from sandbox.images import ImageStore
@@ -132,11 +134,15 @@ async def synthesize(
             progress("mining the history")
             drafts = await factory.mined(history, tools, funnel, progress)
             results += [one async for one in factory.examine(drafts, None, funnel, tick)]
+        candidates: dict[str, CandidateSet] = {}
         for split, bugs in by_split(factory.bugs):
             progress(f"{split}: {len(bugs)} proposals")
-            results += [one async for one in factory.examine(bugs, split, funnel, tick)]
+            some = [one async for one in factory.examine(bugs, split, funnel, tick)]
+            results += some
+            if config.choices:
+                progress(f"{split}: candidates")
+                candidates |= await factory.candidates(some, funnel)
     tasks = tuple(one.task for one in results if one.task is not None and one.accepted)
-    candidates = {one.task.id: one.candidates for one in results if one.task and one.candidates}
     return Synthesis(source, built, tasks, candidates, funnel, time.monotonic() - began)
 
 
@@ -154,13 +160,28 @@ def proposals(built: Build, config: SynthConfig) -> list[Bug]:
 
 
 def repair_frequency(bugs: Iterable[Bug]) -> dict[str, float]:
-    """How often each operator undoes one of the proposed bugs: what distractors are drawn like."""
-    counts: Counter[str] = Counter()
+    """How often each operator undoes one of the proposed bugs: the search's prior."""
+    counts: dict[str, float] = {}
     for bug in bugs:
         inverse = OPERATORS[bug.operator].inverse
         for name in inverse:
-            counts[name] += 1 / len(inverse)  # type: ignore[assignment]
-    return {name: float(count) for name, count in sorted(counts.items())}
+            counts[name] = counts.get(name, 0.0) + 1 / len(inverse)
+    return dict(sorted(counts.items()))
+
+
+@dataclass(frozen=True)
+class Found:
+    """A search as it is recorded: what `make_pool` cannot make again."""
+
+    workspace: str
+    """Blob: changes from the build's tree to the workspace that the agent finds (`encode_changes`)."""
+    test_source: str
+    suspicion: dict[str, float]
+    message: str
+    tries: list[list[Any]]
+    """[index, passed, outcome, message] of each try."""
+    found: int | None
+    reason: str
 
 
 @dataclass(frozen=True)
@@ -171,23 +192,22 @@ class Result:
     """Empty: accepted."""
     task: Task | None = None
     report: QualityReport | None = None
-    candidates: CandidateSet | None = None
-    no_candidates: str = ""
+    search: Found | None = None
 
     @property
     def accepted(self) -> bool:
         return not self.reason
 
-    def dump(self) -> dict[str, Any]:
-        def json(record: Task | QualityReport | CandidateSet | None) -> Any:
-            return None if record is None else record.model_dump(mode="json")
+    @property
+    def offers_a_choice(self) -> bool:
+        return self.search is not None and self.search.found is not None
 
+    def dump(self) -> dict[str, Any]:
         return {
             "reason": self.reason,
-            "task": json(self.task),
-            "report": json(self.report),
-            "candidates": json(self.candidates),
-            "no_candidates": self.no_candidates,
+            "task": self.task.model_dump(mode="json") if self.task else None,
+            "report": self.report.model_dump(mode="json") if self.report else None,
+            "search": asdict(self.search) if self.search else None,
         }
 
     @classmethod
@@ -196,8 +216,7 @@ class Result:
             value["reason"],
             Task.model_validate(value["task"]) if value["task"] else None,
             QualityReport.model_validate(value["report"]) if value["report"] else None,
-            CandidateSet.model_validate(value["candidates"]) if value["candidates"] else None,
-            value["no_candidates"],
+            Found(**value["search"]) if value["search"] else None,
         )
 
 
@@ -210,12 +229,11 @@ class Factory:
         self.bugs = bugs
         self._bench, self._grader, self._config = bench, grader, config
         self._catalog = tools.catalog
-        self._frequency = {split: repair_frequency(some) for split, some in by_split(bugs)}
-        prior = {split: operator_prior(table) for split, table in self._frequency.items()}
+        self._prior = {split: operator_prior(repair_frequency(some)) for split, some in by_split(bugs)}
         self._specifier = BugSpecifier(bench, config)
         self._environment = EnvironmentAgent(Packager(bench.build, tools.images, tools.catalog.blobs))
         self._solvers = SolverEnsemble(
-            bench, grader, tools.catalog.blobs, config, PROBES[:PROBE_COUNT], prior
+            bench, grader, tools.catalog.blobs, config, PROBES[:PROBE_COUNT], self._prior
         )
         self._inspector = Inspector(bench, config)
         self._repairer = Repairer()
@@ -268,9 +286,8 @@ class Factory:
                     break
                 result = await running.pop(0)
                 self._record(result, split, funnel)
-                accepted += result.accepted and (
-                    result.candidates is not None or not self._config.choices or split is None
-                )
+                counts = result.offers_a_choice or not self._config.choices or split is None
+                accepted += result.accepted and counts
                 if tick is not None:
                     tick(split, accepted, wanted)
                 yield result
@@ -284,8 +301,6 @@ class Factory:
         funnel.proposed += 1
         if result.accepted:
             funnel.accepted[split or "history"] += 1
-            if result.no_candidates:
-                funnel.without_candidates[result.no_candidates.partition(":")[0]] += 1
         else:
             funnel.rejected[result.reason] += 1
         if result.task is None or result.report is None:
@@ -293,8 +308,6 @@ class Factory:
         with self._catalog.transaction():
             self._catalog.put_task(result.task)
             self._catalog.put_report(result.report)
-            if result.candidates is not None:
-                self._catalog.put_candidates(result.candidates)
 
     async def _one(self, item: Bug | Draft, split: Split | None) -> Result:
         """One proposal through all stages, or what is recorded of it."""
@@ -349,25 +362,81 @@ class Factory:
         decision = _decision("inspector", "accepted", f"all {len(gates)} gates passed")
         report = report.model_copy(update={"history": (*history, decision)})
         task = task.model_copy(update={"status": Status.ACCEPTED})
-        candidates, reason = await self._candidates(examined, task) if self._config.choices else (None, "")
-        return Result("", task, report, candidates, reason)
+        return Result("", task, report, self._found(examined))
 
-    async def _candidates(self, examined: Examined, task: Task) -> tuple[CandidateSet | None, str]:
+    def _found(self, examined: Examined) -> Found:
+        workspace, search = examined.workspace, examined.search
+        return Found(
+            workspace=self._catalog.blobs.put(encode_changes(workspace.base)),
+            test_source=workspace.test_source,
+            suspicion=dict(search.suspicion),
+            message=search.message,
+            tries=[[one.index, one.passed, one.outcome, one.message[-600:]] for one in search.tries],
+            found=search.found,
+            reason=search.reason,
+        )
+
+    def _again(self, task: Task, found: Found) -> tuple[BuggyWorkspace, Search]:
+        """Workspace and search of a recorded result."""
+        base = decode_changes(self._catalog.blobs.get(found.workspace))
+        workspace = buggy_workspace(task, changed(self._bench.build.tree, base), base, found.test_source)
+        prior = self._prior.get(task.split) if task.split else None
+        pool = make_pool(workspace, found.suspicion, found.message, self._config.repair, prior)
+        tries = tuple(Try(index, passed, outcome, text, 0.0) for index, passed, outcome, text in found.tries)
+        return workspace, Search(pool, tries, found.found, found.message, found.suspicion, found.reason)
+
+    async def candidates(self, results: list[Result], funnel: Funnel) -> dict[str, CandidateSet]:
+        """Candidate sets of a split's accepted tasks, written to the catalog.
+
+        The weights of the distractors are fitted to the searches of the whole split, so this comes last.
+        """
+        searches = {
+            one.task.id: (one.task, *self._again(one.task, one.search))
+            for one in results
+            if one.accepted and one.task is not None and one.search is not None
+        }
+        weights = fit_weights(
+            {id: search for id, (_, _, search) in searches.items()}, self._config.candidates
+        )
+        room = asyncio.Semaphore(self._config.parallel)
+
+        async def one(id: str) -> Chosen:
+            task, workspace, search = searches[id]
+            async with room:
+                return await self._choose(task, workspace, search, weights)
+
+        chosen = dict(zip(searches, await asyncio.gather(*map(one, searches)), strict=True))
+        sets: dict[str, CandidateSet] = {}
+        with self._catalog.transaction():
+            for id, choice in chosen.items():
+                if choice.candidates is None:
+                    funnel.without_candidates[choice.reason.partition(":")[0]] += 1
+                else:
+                    sets[id] = choice.candidates
+                    self._catalog.put_candidates(choice.candidates)
+        return sets
+
+    async def _choose(
+        self, task: Task, workspace: BuggyWorkspace, search: Search, weights: Mapping[str, float]
+    ) -> Chosen:
+        config = self._config.candidates
+        key = self._catalog.stages.key(self._base, task.id, weights, config.model_dump(mode="json"))
+        known = self._catalog.stages.get("candidates", key)
+        if known is not None:
+            record = known.value["set"]
+            return Chosen(CandidateSet.model_validate(record) if record else None, known.value["reason"])
+
         async def judge(files: Mapping[str, bytes | None]) -> bool | None:
             verdict = await self._grader.grade_files(task, files)
             return None if verdict.reward is None else verdict.reward > 0
 
         chosen = await choose(
-            task.id,
-            examined.workspace,
-            examined.search,
-            self._bench,
-            judge,
-            self._catalog.blobs,
-            self._frequency.get(task.split or "train", {}),
-            self._config.candidates,
+            task.id, workspace, search, self._bench, judge, self._catalog.blobs, weights, config
         )
-        return chosen.candidates, chosen.reason
+        if not chosen.reason.startswith("infrastructure"):
+            record = chosen.candidates.model_dump(mode="json") if chosen.candidates else None
+            self._catalog.stages.put("candidates", key, {"set": record, "reason": chosen.reason})
+        return chosen
 
 
 def _decision(actor: str, action: Any, reason: str) -> Decision:

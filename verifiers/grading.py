@@ -33,8 +33,19 @@ from verifiers.verdicts import verdict
 __all__ = ["Blobs", "Grader", "Images", "is_configuration", "protected_files", "verdict"]
 
 _CONFIGURATION = frozenset(
-    "conftest.py pytest.ini .pytest.ini pytest.toml .pytest.toml tox.ini setup.cfg pyproject.toml "
-    "sitecustomize.py usercustomize.py pytest.py".split()
+    [
+        "conftest.py",
+        "pytest.ini",
+        ".pytest.ini",
+        "pytest.toml",
+        ".pytest.toml",
+        "tox.ini",
+        "setup.cfg",
+        "pyproject.toml",
+        "sitecustomize.py",
+        "usercustomize.py",
+        "pytest.py",
+    ]
 )
 _PACKAGES = frozenset({"_pytest", "pytest", "pluggy"})
 
@@ -198,7 +209,10 @@ class Grader:
             async with self._runner(task) as runner:
                 kept, dropped = self._keep(task, files)
                 run = await runner.run(
-                    {**self._laid(task), **kept}, spec.arguments, timeout=spec.timeout_s, executable=set(executable) & set(kept)
+                    {**self._laid(task), **kept},
+                    spec.arguments,
+                    timeout=spec.timeout_s,
+                    executable=set(executable) & set(kept),
                 )
         except _OURS as error:
             return _unjudged(error)

@@ -55,7 +55,13 @@ class SolverEnsemble:
         """Every attempt, in a fixed order."""
         specification, task = given
         found = workspace(specification.draft)
-        buggy = self._workspace(task, specification, found)
+        texts = [
+            test_source(found[test_path(test)].data.decode("utf-8", "replace"), test_name(test))
+            for test in task.problem.visible_tests
+            if test_path(test) in found
+        ]
+        base = difference(self._bench.build.tree, found)
+        buggy = buggy_workspace(task, found, base, "\n".join(texts))
         attempts = [
             await self._attempt("gold", "gold", self._grader.grade(task, self._blobs.get(task.solution))),
             await self._attempt("no-op", "noop", self._grader.grade_files(task, {}, fresh=True)),
@@ -97,26 +103,6 @@ class SolverEnsemble:
             solver, kind, verdict.reward, evidence, time.monotonic() - began, {"not_passed": failing[:60]}
         )
 
-    def _workspace(self, task: Task, specification: Specification, found: Tree) -> BuggyWorkspace:
-        build = self._bench.build
-        sources = {
-            path: file.data.decode("utf-8")
-            for path, file in found.items()
-            if path.startswith(task.verifier.allowed) and path.endswith(".py") and _is_text(file.data)
-        }
-        visible = task.problem.visible_tests
-        texts = [
-            test_source(found[test_path(test)].data.decode("utf-8", "replace"), test_name(test))
-            for test in visible
-            if test_path(test) in found
-        ]
-        return BuggyWorkspace(
-            files=sources,
-            visible=visible,
-            test_source="\n".join(texts),
-            base=difference(build.tree, found),
-        )
-
     @staticmethod
     def _stub(task: Task, found: Tree) -> Changes | None:
         """The touched function without a body, where the task says which function it is."""
@@ -125,6 +111,18 @@ class SolverEnsemble:
             return None
         text = stubbed(found[path].data.decode("utf-8", "replace"), function)
         return None if text is None else {path: text.encode()}
+
+
+def buggy_workspace(task: Task, found: Tree, base: Changes, test_source: str) -> BuggyWorkspace:
+    """What the search is given of a task's workspace `found`, which `base` makes of the build's tree."""
+    sources = {
+        path: file.data.decode("utf-8")
+        for path, file in found.items()
+        if path.startswith(task.verifier.allowed) and path.endswith(".py") and _is_text(file.data)
+    }
+    return BuggyWorkspace(
+        files=sources, visible=task.problem.visible_tests, test_source=test_source, base=base
+    )
 
 
 def stubbed(source: str, function: str) -> str | None:
