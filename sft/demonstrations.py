@@ -41,7 +41,6 @@ def demonstrations(
             variant,
             efforts,
             window,
-            count,
         )
         for choices in sets
         for variant in range(variants)
