@@ -28,6 +28,7 @@ app = App(
     version_flags=["--version"],
 )
 app.command("console.tasks:app", name="tasks", help="Synthesize, audit and browse tasks.")
+app.command("console.demo.command:app", name="demo", help="The whole job on one machine.")
 app.command("console.runs:app", name="runs", help="Jobs and what came of them.")
 app.command("console.sandboxes:app", name="sandbox", help="Whether this host can keep foreign code in.")
 app.command("console.rollouts:app", name="rollout", help="Let a policy act on tasks.")

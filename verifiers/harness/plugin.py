@@ -13,8 +13,6 @@ import inspect
 import os
 import sys
 import types
-import unittest
-import unittest.case
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
