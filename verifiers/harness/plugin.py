@@ -159,20 +159,23 @@ class Reporter:
             self._tests.add(str(item.path))
             self.send(Kind.COLLECTED, index, self._has_function(item), encode(item.nodeid))
             if isinstance(item, pytest.Function):
-                found = self._codes[index] = codes(item.function)
-                if found and not self._is_known(found[-1]):
+                self._codes[index] = codes(item.function)
+                if not self._is_genuine(item):
                     self.send(Kind.PATCHED, 0, 0, encode(f"{item.nodeid} is not the code of its file"))
         self.collected = True
         self.send(Kind.READY, len(session.items), 0, b"")
 
-    def _is_known(self, code: types.CodeType) -> bool:
-        """False when the clean source of that file is known and does not hold this code."""
-        path = code.co_filename
+    def _is_genuine(self, item: pytest.Function) -> bool:
+        """False when the file's clean source has a function of that name and the item runs another one."""
+        path = str(item.path)
         if path not in self._known:
             return True
         if path not in self._nested:
             self._nested[path] = nested(self._known[path])
-        return code in self._nested[path]
+        classes = [node.name for node in item.listchain() if isinstance(node, pytest.Class)]
+        name = ".".join((*classes, item.originalname))
+        named = {code for code in self._nested[path] if code.co_qualname == name}
+        return not named or not named.isdisjoint(codes(item.function))
 
     @staticmethod
     def _has_function(item: pytest.Item) -> int:
