@@ -29,6 +29,7 @@ app = App(
 )
 app.command("console.tasks:app", name="tasks", help="Synthesize, audit and browse tasks.")
 app.command("console.runs:app", name="runs", help="Jobs and what came of them.")
+app.command("console.sandboxes:app", name="sandbox", help="Whether this host can keep foreign code in.")
 app.meta.group_parameters = Group("Everywhere")
 
 

@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import ast
 import re
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path, PurePosixPath
+from itertools import pairwise
+from pathlib import PurePosixPath
 
 from catalog.models import Origin, TestStatus
 from envfactory import interface, statement
@@ -28,7 +28,7 @@ from envfactory.packaging import Draft
 from envfactory.prune import test_name, test_path, test_source
 from envfactory.sanitize import clean
 from envfactory.sources.base import History, Progress, Revision, silent, slug
-from envfactory.trees import File, Tree, changed, difference, write_tree
+from envfactory.trees import File, Tree, changed, difference, scratch, write_tree
 from sandbox.base import SandboxProvider
 from sandbox.images import ImageStore
 from verifiers.runner import TestRun, TestRunner
@@ -89,7 +89,7 @@ async def mine(
     deadline = time.monotonic() + config.seconds
     known: dict[str, bytes] = {}
     revisions = history.revisions[-config.pairs - 1 :]
-    for parent, child in reversed(list(zip(revisions, revisions[1:], strict=False))):
+    for parent, child in reversed(list(pairwise(revisions))):
         if child.name in config.skip_revisions:
             continue
         if time.monotonic() > deadline:
@@ -178,11 +178,11 @@ class _Pair:
 
     async def examine(self, provider: SandboxProvider, images: ImageStore, deadline: float) -> list[Draft]:
         """Run the candidates of this pair."""
-        with tempfile.TemporaryDirectory(prefix="posttrain-mine.") as temporary:
-            write_tree(self.before, Path(temporary, "workspace"))
+        with scratch() as temporary:
+            write_tree(self.before, temporary / "workspace")
             image = images.add_layer(
                 self.build.env_image,
-                Path(temporary, "workspace"),
+                temporary / "workspace",
                 at="/workspace",
                 note=f"parent {self.parent.name}",
             )
@@ -245,18 +245,19 @@ class _Pair:
     ) -> Draft:
         assert self.layout is not None
         kind = self.history.kind
-        # A test that fails by assertion shows more than one whose file cannot even be imported.
-        visible = sorted(fail_to_pass, key=lambda t: (t not in failing.tests, t))[: self.config.max_visible]
+        used = {test: self._words_of(test, tests) for test in fail_to_pass}
+        every = set().union(*used.values())
+        solved = changed(self.before, gold)
+        found = interface.changed_interface(self.before, solved, gold.keys(), self.layout, every)
+        names = {symbol.name.rpartition(".")[2] for symbol in found}
+        # A test that fails by assertion shows more than one whose file cannot even be imported; among the
+        # latter, one that uses a new name says which.
+        order = sorted(fail_to_pass, key=lambda t: (t not in failing.tests, not names & used[t], t))
+        visible = order[: self.config.max_visible]
         messages = dict(failing.messages)
         for test in visible:
             # A file that does not import reports no test of its own: its message stands under the file.
             messages.setdefault(test, failing.messages.get(test_path(test), ""))
-        used: set[str] = set()
-        for test in fail_to_pass:
-            source = (tests.get(test_path(test)) or b"").decode("utf-8", "replace")
-            used |= interface.words(test_source(source, test_name(test)))
-        solved = changed(self.before, gold)
-        found = interface.changed_interface(self.before, solved, gold.keys(), self.layout, used)
         shown = interface.render(found)
         first = candidate.sources[0]
         name = slug(f"{self.history.name}-{PurePosixPath(first).stem}-{self.child.name}")
@@ -290,6 +291,10 @@ class _Pair:
             interface=shown,
             tests=tests,
         )
+
+    def _words_of(self, test: str, tests: dict[str, bytes | None]) -> set[str]:
+        source = (tests.get(test_path(test)) or b"").decode("utf-8", "replace")
+        return interface.words(test_source(source, test_name(test)))
 
     def _notes(self, mentions: list[str], gold: dict[str, bytes | None]) -> list[str]:
         """Lines of the change log that are new in the child, or its commit message."""

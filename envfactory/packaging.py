@@ -6,10 +6,8 @@ run, so a synthesis that was killed and started again finds its own work.
 
 from __future__ import annotations
 
-import tempfile
 from collections import defaultdict
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import libcst
 
@@ -17,11 +15,11 @@ from catalog.blobs import Blobs
 from catalog.models import Environment, Limits, Origin, Problem, Task, TestStatus, VerifierSpec
 from envfactory import git, sanitize
 from envfactory.build import Build
-from envfactory.errors import FactoryError, full_disk_is_a_user_error
+from envfactory.errors import FactoryError
 from envfactory.layout import is_protected, is_test_path
 from envfactory.packs import PackWriter
 from envfactory.prune import prune, test_name, test_path
-from envfactory.trees import Changes, File, Tree, changed, tar_of, tree_key, write_tree
+from envfactory.trees import Changes, File, Tree, changed, scratch, tar_of, tree_key, write_tree
 from sandbox.images import ImageStore
 from sandbox.trees import tree_digest
 
@@ -51,7 +49,7 @@ class Draft:
     statement: str
     interface: str = ""
     tests: Changes = field(default_factory=dict[str, bytes | None])
-    limits: Limits = Limits()
+    limits: Limits = field(default_factory=Limits)
 
     @property
     def solved_tests(self) -> dict[str, File]:
@@ -72,11 +70,8 @@ class Packager:
         """Write layer and blobs; the record. Raises LeakError when the workspace is not closed."""
         tree = workspace(draft)
         files = tree | {f".git/{path}": file for path, file in self._packs.repository(tree).items()}
-        with (
-            full_disk_is_a_user_error(Path(tempfile.gettempdir())),
-            tempfile.TemporaryDirectory(prefix="posttrain-task.") as temporary,
-        ):
-            folder = Path(temporary, "workspace")
+        with scratch() as temporary:
+            folder = temporary / "workspace"
             write_tree(files, folder)
             (folder / ".git/objects/info").mkdir()
             (folder / ".git/refs/tags").mkdir()
@@ -108,7 +103,7 @@ class Packager:
 
 
 def task_id(draft: Draft, verifier: VerifierSpec, build: Build) -> str:
-    """Slug and content hash. Image digests and texts stay out: they may differ between hosts, the task not."""
+    """Slug and content hash. Image digests and texts stay out: they may differ between hosts."""
     return Task.make_id(
         draft.slug,
         draft.origin.kind,
@@ -145,7 +140,7 @@ def workspace(draft: Draft) -> dict[str, File]:
 
 
 def protected(draft: Draft) -> dict[str, File]:
-    """Every test, conftest and ini file of the verifier."""
+    """Every test, conftest and ini file of the verifier; links are left to the image."""
     arguments = frozenset(draft.arguments)
     return {
         path: file for path, file in changed(draft.base, draft.tests).items() if is_protected(path, arguments)
@@ -169,8 +164,7 @@ def diff(before: Tree, after: Tree) -> bytes:
         "--no-ext-diff",
         "--no-textconv",
     ]
-    with tempfile.TemporaryDirectory(prefix="posttrain-diff.") as temporary:
-        root = Path(temporary)
+    with scratch() as root:
         for path in sorted(before.keys() | after.keys()):
             old, new = before.get(path), after.get(path)
             if old == new:

@@ -17,7 +17,7 @@ import random
 import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
 from pydantic import BaseModel, ConfigDict
@@ -38,6 +38,8 @@ class Report(Protocol):
     def outcome(self) -> str: ...
     @property
     def duration_s(self) -> float: ...
+    @property
+    def tampered(self) -> Sequence[str]: ...
     @property
     def functions(self) -> Mapping[str, tuple[str, ...]]: ...
 
@@ -163,6 +165,31 @@ class Search:
         if self.found is not None:
             steps.append({"action": "submit", "index": self.found})
         return steps
+
+
+def record(search: Search) -> dict[str, Any]:
+    """What `restore` needs, as plain data; the pool is made again from the workspace."""
+    return {
+        "format": 1,
+        "tries": [asdict(one) for one in search.tries],
+        "found": search.found,
+        "message": search.message,
+        "suspicion": dict(search.suspicion),
+        "reason": search.reason,
+    }
+
+
+def restore(
+    data: Mapping[str, Any],
+    workspace: BuggyWorkspace,
+    config: RepairConfig | None = None,
+    *,
+    prior: Mapping[str, float] | None = None,
+) -> Search:
+    """The search again, without running anything. The arguments must be those of the search."""
+    pool = make_pool(workspace, data["suspicion"], data["message"], config or RepairConfig(), prior)
+    tries = tuple(Try(**one) for one in data["tries"])
+    return Search(pool, tries, data["found"], data["message"], data["suspicion"], data["reason"])
 
 
 def ochiai(failing: Collection[Collection[str]], passing: Collection[Collection[str]]) -> dict[str, float]:
@@ -295,17 +322,18 @@ async def repair(
     return Search(pool, tuple(tries), found, message, suspicion, reason)
 
 
-async def attempt(workspace: BuggyWorkspace, choice: Choice, index: int, runner: Runner, timeout: float) -> Try:
+async def attempt(
+    workspace: BuggyWorkspace, choice: Choice, index: int, runner: Runner, timeout: float
+) -> Try:
     """Run the visible failing tests on one edit; it passes when every one of them does."""
     run = await runner.run({**workspace.base, **choice.files}, workspace.visible, timeout=timeout)
-    passed = run.outcome == "finished" and all(
-        run.tests.get(test) is TestStatus.PASSED for test in workspace.visible
-    )
+    honest = run.outcome == "finished" and not run.tampered
+    passed = honest and all(run.tests.get(test) is TestStatus.PASSED for test in workspace.visible)
     message = "" if passed else "\n".join(run.messages.values())
     return Try(index, passed, run.outcome, message, run.duration_s)
 
 
 def right_operators(searches: Collection[Search]) -> dict[str, float]:
-    """How often each operator held the repair: the frequency table for `operator_prior` and candidates."""
+    """How often each operator held the repair: the frequency table for `operator_prior`."""
     counts = Counter(s.pool[s.found].edit.operator for s in searches if s.found is not None)
     return {name: float(counts[name]) for name in OPERATORS if counts[name]}

@@ -20,7 +20,7 @@ from model.config import NetworkConfig
 from model.indexer import Selection
 from model.layers import RMSNorm, linear
 from model.quantize import fp8_ue8m0
-from model.rope import Rotation, rotate_tail
+from model.rope import rotate_tail
 
 QUERY_BLOCK = 64
 
@@ -109,6 +109,26 @@ def attend(q_BQHD: Tensor, keys_BSD: Tensor, mask_BQS: Tensor, sink_H: Tensor) -
     return out[..., :D].transpose(1, 2)
 
 
+def attend_one(
+    q_B1HD: Tensor, keys_BSD: Tensor, mask_B1S: Tensor, selection: Selection | None, sink_H: Tensor
+) -> Tensor:
+    """`attend` of one query a row over window and selection, without joining the keys: [B, 1, H, D]."""
+    q = q_B1HD.squeeze(1) * q_B1HD.shape[-1] ** -0.5
+    S = keys_BSD.shape[1]
+    scores, mask = q @ keys_BSD.mT, mask_B1S
+    if selection is not None:
+        latents = selection.latents_BMD.to(q.dtype)
+        scores = torch.cat((scores, q @ latents.mT), -1)
+        mask = torch.cat((mask, selection.mask_BTM), -1)
+    scores = scores.float().masked_fill_(~mask, -torch.inf)
+    joined = torch.cat((scores, sink_H.float().view(1, -1, 1).expand(len(q), -1, 1)), -1)
+    weights = joined.softmax(-1).to(q.dtype)
+    out = weights[..., :S] @ keys_BSD
+    if selection is not None:
+        out = out + weights[..., S:-1] @ latents
+    return out.unsqueeze(1)
+
+
 class Attention(nn.Module):
     """Projections around `attend`."""
 
@@ -134,7 +154,12 @@ class Attention(nn.Module):
         """The query before it is spread over heads, which the indexer reads too."""
         return self.query_norm(self.query_down(x_BTd))
 
-    def window_keys(self, x_BTd: Tensor, rotation: Rotation) -> Tensor:
+    def query(self, low_BTr: Tensor, rotation: Tensor) -> Tensor:
+        """Rotated queries [B, T, H, D] from `low_rank`."""
+        q_BTHD = self.query_up(low_BTr).unflatten(-1, (self.heads, self.head_dim))
+        return rotate_tail(q_BTHD, rotation.unsqueeze(2))
+
+    def window_keys(self, x_BTd: Tensor, rotation: Tensor) -> Tensor:
         """Keys (and values) of the window as its cache holds them: [B, T, D]."""
         keys = rotate_tail(self.kv_norm(self.kv(x_BTd)), rotation)
         return fp8_ue8m0(keys) if self.window_fp8 else keys
@@ -142,7 +167,7 @@ class Attention(nn.Module):
     def forward(
         self,
         low_BTr: Tensor,
-        rotation: Rotation,
+        rotation: Tensor,
         keys_BSD: Tensor,
         band: Band,
         selection: Selection | None,
@@ -157,16 +182,19 @@ class Attention(nn.Module):
             selection: latents of the memory, if the layer reads one.
         """
         B, T, _ = low_BTr.shape
-        q_BTHD = rotate_tail(
-            self.query_up(low_BTr).unflatten(-1, (self.heads, self.head_dim)), rotation.unsqueeze(2)
-        )
-        keys, mask = band.keys(keys_BSD), band.mask_BNQS
-        if selection is not None:
-            latents = selection.latents_BMD.to(keys.dtype).unsqueeze(1).expand(-1, band.blocks, -1, -1)
-            keys = torch.cat((keys, latents), 2)
-            mask = torch.cat((mask, band.queries(selection.mask_BTM, False)), 3)
-        out = attend(band.queries(q_BTHD).flatten(0, 1), keys.flatten(0, 1), mask.flatten(0, 1), self.sink)
-        out_BTHD = out.unflatten(0, (B, -1)).flatten(1, 2)[:, :T]
+        q_BTHD = self.query(low_BTr, rotation)
+        if T == 1 and not torch.is_grad_enabled():
+            out_BTHD = attend_one(q_BTHD, keys_BSD, band.mask_BNQS.squeeze(1), selection, self.sink)
+        else:
+            keys, mask = band.keys(keys_BSD), band.mask_BNQS
+            if selection is not None:
+                latents = selection.latents_BMD.to(keys.dtype).unsqueeze(1).expand(-1, band.blocks, -1, -1)
+                keys = torch.cat((keys, latents), 2)
+                mask = torch.cat((mask, band.queries(selection.mask_BTM, False)), 3)
+            out = attend(
+                band.queries(q_BTHD).flatten(0, 1), keys.flatten(0, 1), mask.flatten(0, 1), self.sink
+            )
+            out_BTHD = out.unflatten(0, (B, -1)).flatten(1, 2)[:, :T]
         out_BTHD = rotate_tail(out_BTHD, rotation.unsqueeze(2), inverse=True)
         grouped = out_BTHD.reshape(B * T, self.groups, -1).transpose(0, 1)
         low = torch.bmm(grouped, self.output_down.to(grouped.dtype).mT)

@@ -18,7 +18,7 @@ from rollout.agents.base import Agent, attempt
 from rollout.config import SamplingConfig
 from rollout.engine import Engine
 from rollout.journal import Journal, SyncPolicy, TrajectoryLog
-from rollout.session import ChatFormat, Decoder, SampleSpec, Session
+from rollout.session import ChatFormat, SampleSpec, Session, TextCodec
 
 
 def sample_seed(seed: int, prompt: int, sample: int) -> int:
@@ -33,7 +33,7 @@ class Speaker:
 
     engine: Engine
     chat: ChatFormat
-    tokenizer: Decoder
+    tokenizer: TextCodec
     name: str
 
 
