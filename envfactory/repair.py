@@ -72,6 +72,8 @@ class RepairConfig(BaseModel):
     timeout_s: float = 5.0
     """For one run. An edit may loop for ever, so this is also cut to `slow` times the buggy run."""
     slow: float = 8.0
+    lossy: float = 0.1
+    """Factor on operators without a way back: seldom a repair, but sometimes the only one."""
     noise: float = 0.5
     """Spread of the seeded noise on the logarithm of the weights; 0: strictly by weight."""
     traceback_bonus: float = 3.0
@@ -263,6 +265,8 @@ def make_pool(
         counts = Counter(edit.operator for edit in offered)
         for edit in offered:
             weight = prior[edit.operator] / counts[edit.operator] * score
+            if not OPERATORS[edit.operator].invertible:
+                weight *= config.lossy
             lines = range(edit.line, edit.line + edit.before.count("\n") + 1)
             if any(line in lines for line in seen.get(path, ())):
                 weight *= config.traceback_bonus
