@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import fsspec  # pyright: ignore[reportMissingTypeStubs]
 
@@ -39,8 +39,7 @@ class Blobs:
 
     def __init__(self, root: Path | str) -> None:
         self.url = str(root)
-        url_to_fs: Any = fsspec.url_to_fs  # pyright: ignore[reportUnknownMemberType]
-        self._fs, path = url_to_fs(self.url)
+        self._fs, path = cast(Any, fsspec).url_to_fs(self.url)
         self._root = str(path).rstrip("/")
         self._local = "file" in _protocols(self._fs)
 

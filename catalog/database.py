@@ -24,7 +24,7 @@ _ADVISORY_LOCK = 0x706F7374  # any number that every posttrain process agrees on
 
 
 def connect(url: str) -> Engine:
-    """An engine for that URL. Every SQLite connection gets WAL, foreign keys and a busy timeout."""
+    """An engine for that URL. Every SQLite connection gets foreign keys and a busy timeout."""
     if not url.startswith("sqlite"):
         return create_engine(url, pool_pre_ping=True)
     engine = create_engine(url, connect_args={"timeout": BUSY_TIMEOUT_S})
@@ -36,8 +36,8 @@ def connect(url: str) -> Engine:
 def _sqlite_connected(connection: Any, _record: object) -> None:
     # The driver must not open transactions by itself; `_sqlite_begin` says which kind we want.
     connection.isolation_level = None
-    for pragma in ("journal_mode=WAL", "synchronous=NORMAL", "foreign_keys=ON"):
-        connection.execute(f"PRAGMA {pragma}")
+    connection.execute("PRAGMA synchronous=NORMAL")
+    connection.execute("PRAGMA foreign_keys=ON")
 
 
 def _sqlite_begin(connection: Connection) -> None:
@@ -74,13 +74,15 @@ def migrate(engine: Engine, *, lock: Path | None) -> None:
     `lock` is a file to lock meanwhile (SQLite); PostgreSQL uses an advisory lock. Raises UserError when
     the database was written by a newer version of this program.
     """
-    if revision(engine) == HEAD:
-        return
     if lock is not None:
+        # Held for the look alone, too: the switch to WAL fails at once, busy timeout or not, while any
+        # other process reads. It is kept in the file, so only the first opening makes it.
         with lock.open("w") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
+            with engine.connect() as connection:
+                connection.connection.execute("PRAGMA journal_mode=WAL")
             _upgrade(engine)
-    else:
+    elif revision(engine) != HEAD:
         with engine.connect() as guard:
             guard.execute(text("SELECT pg_advisory_lock(:n)"), {"n": _ADVISORY_LOCK})
             try:

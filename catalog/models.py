@@ -208,6 +208,10 @@ class CandidateSet(Record):
     """The verdict of the hidden tests."""
     tried: int
     """Edits that the search ran before it stopped."""
+    test_source: str = ""
+    """Source of the visible failing test, shown to the policy."""
+    failure: str = ""
+    """What that test says in the buggy workspace, shown to the policy."""
 
     @property
     def chance(self) -> float:

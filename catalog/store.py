@@ -17,7 +17,6 @@ import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
@@ -27,6 +26,7 @@ from sqlalchemy.exc import IntegrityError
 from catalog import database
 from catalog.blobs import Blobs
 from catalog.errors import UnknownId, UserError, did_you_mean
+from catalog.jsonl import Position, read_at
 from catalog.models import (
     CandidateSet,
     Decision,
@@ -43,15 +43,6 @@ from catalog.stages import StageTable
 from catalog.tables import candidate_sets, reports, runs, tasks, trajectories
 from catalog.upsert import upsert
 from catalog.verdicts import VerdictTable
-
-
-@dataclass(frozen=True, slots=True)
-class Position:
-    """Where the line of a trajectory lies: a JSONL file, the offset of its first byte, its length."""
-
-    file: str
-    offset: int
-    length: int
 
 
 def default_home() -> Path:
@@ -336,9 +327,7 @@ class Catalog:
         if row.file.startswith("sha256:"):
             return self.blobs.get(row.file)
         try:
-            with open(row.file, "rb") as file:
-                file.seek(row.offset)
-                return file.read(row.length)
+            return read_at(Position(row.file, row.offset, row.length))
         except FileNotFoundError as error:
             raise UserError(f"Trajectory {row.id} was kept in {row.file}, which is gone.") from error
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from catalog.errors import UnknownId, UserError
+from catalog.jsonl import Position
 from catalog.models import (
     Candidate,
     CandidateSet,
@@ -27,7 +28,7 @@ from catalog.models import (
     Verdict,
     VerifierSpec,
 )
-from catalog.store import Catalog, Position
+from catalog.store import Catalog
 
 REF = "sha256:" + "0" * 64
 

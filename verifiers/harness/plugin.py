@@ -8,6 +8,7 @@ before foreign code is imported. What an attacker in the same process can still 
 from __future__ import annotations
 
 import functools
+import importlib
 import inspect
 import os
 import sys
@@ -18,6 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
+from _pytest.config import default_plugins
 from _pytest.unittest import TestCaseFunction
 
 from verifiers.harness.folding import FAILED, PASSED, SKIPPED, SUBTEST, XFAIL
@@ -233,11 +235,43 @@ def loaded(workdir: str) -> list[str]:
     return sorted(file for file in files if isinstance(file, str) and file.startswith(prefix))
 
 
-def run(send: Send, workdir: str, arguments: Sequence[str], plugins: Sequence[str], trace: bool) -> None:
+FIXED = (
+    *("-q", "--no-header", "--no-summary", "--color=no", "--tb=short"),
+    *("--continue-on-collection-errors", "--maxfail=0"),
+    *("-p", "no:cacheprovider", "-p", "no:pastebin", "-p", "no:stepwise"),
+    *("-p", "no:setuponly", "-p", "no:setupplan"),
+)
+LAZY = ("_pytest._argcomplete", "difflib", "pdb", "pprint", "tomllib", "xml.etree.ElementTree")
+
+
+def warm(folder: str) -> None:
+    """Import what pytest loads late, and fill its caches with a run over an empty test of our own."""
+    for name in (*(f"_pytest.{plugin}" for plugin in default_plugins), *LAZY):
+        importlib.import_module(name)
+    path = os.path.join(folder, "test_warm.py")
+    with open(path, "w") as file:
+        file.write("def test_warm():\n    assert 1\n")
+    saved, quiet = os.dup(1), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(quiet, 1)
+    pytest.main([*FIXED, "--rootdir", folder, "-c", os.devnull, path])
+    sys.stdout.flush()
+    os.dup2(saved, 1)
+    os.close(saved)
+    os.close(quiet)
+    os.unlink(path)
+    sys.modules.pop("test_warm", None)
+
+
+def run(
+    send: Send,
+    integrity: Integrity,
+    workdir: str,
+    arguments: Sequence[str],
+    plugins: Sequence[str],
+    trace: bool,
+) -> None:
     """pytest over `arguments` with this process as the test process; ends with END."""
-    integrity = Integrity()
-    fixed = ["-p", "no:cacheprovider", "--rootdir", workdir, "--tb=short", "--continue-on-collection-errors"]
-    fixed += ["--maxfail=0", "-q", "--no-header", "--no-summary", "--color=no", f"--basetemp={tempdir()}"]
+    fixed = [*FIXED, "--rootdir", workdir, f"--basetemp={tempdir()}"]
     for plugin in plugins:
         fixed += ["-p", plugin]
     reporter = Reporter(send, workdir, trace)

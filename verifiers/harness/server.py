@@ -68,7 +68,9 @@ class Server:
         self.settings = settings
         self.jobs: dict[int, Job] = {}
         self.memo = memo.CompileMemo()
+        plugin.warm(jail.FOLDER)
         self.memo.install()
+        self.integrity = plugin.Integrity()
         self._selector = selectors.DefaultSelector()
         self._own_pids = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
         self._input = bytearray()
@@ -131,7 +133,7 @@ class Server:
         jail.unshare(jail.NEWPID)
         pid = os.fork()
         if pid == 0:
-            init(self.settings, request, key, results_in, output_in)
+            init(self, request, key, results_in, output_in)
         jail.setns(self._own_pids, jail.NEWPID)
         os.close(results_in)
         os.close(output_in)
@@ -209,9 +211,9 @@ INFRASTRUCTURE = 113
 """Exit code of a jail that could not be set up, before any foreign code ran."""
 
 
-def init(settings: Settings, request: dict[str, Any], key: bytes, results: int, output: int) -> None:
+def init(server: Server, request: dict[str, Any], key: bytes, results: int, output: int) -> None:
     """The first process of a jail. Waits for the test process, then takes everything down with it."""
-    code = INFRASTRUCTURE
+    code, settings = INFRASTRUCTURE, server.settings
     try:
         quiet = os.open("/dev/null", os.O_RDWR)
         os.dup2(quiet, 0)
@@ -225,7 +227,7 @@ def init(settings: Settings, request: dict[str, Any], key: bytes, results: int, 
         jail.enter(settings.workdir, settings.home, settings.uid, settings.gid, settings.limits.disk_mb)
         worker = os.fork()
         if worker == 0:
-            work(settings, request, key, channel)
+            work(settings, server.integrity, request, key, channel)
         os.close(channel)
         jail.drop(0, 0)
         while True:
@@ -239,7 +241,9 @@ def init(settings: Settings, request: dict[str, Any], key: bytes, results: int, 
     os._exit(code)
 
 
-def work(settings: Settings, request: dict[str, Any], key: bytes, channel: int) -> None:
+def work(
+    settings: Settings, integrity: plugin.Integrity, request: dict[str, Any], key: bytes, channel: int
+) -> None:
     """The test process: an unprivileged user from here on."""
     code = INFRASTRUCTURE
     try:
@@ -253,7 +257,8 @@ def work(settings: Settings, request: dict[str, Any], key: bytes, channel: int) 
         prepare_interpreter(settings)
         code = 1
         send = wire.sender(channel, key)
-        plugin.run(send, settings.workdir, request["arguments"], settings.plugins, request["trace"])
+        arguments, trace = request["arguments"], request["trace"]
+        plugin.run(send, integrity, settings.workdir, arguments, settings.plugins, trace)
         code = 0
     except BaseException:
         traceback.print_exc()

@@ -1,0 +1,7 @@
+"""`python -m console` is `posttrain`."""
+
+import sys
+
+from console.cli import main
+
+sys.exit(main())

@@ -1,0 +1,82 @@
+"""`posttrain runs`: jobs and what came of them."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+from cyclopts import App
+
+from console.session import InSession, clean, print_table
+
+app = App(name="runs", help="Jobs and what came of them.")
+
+
+@app.command(name="list")
+def list_runs(*, kind: str | None = None, state: str | None = None, session: InSession) -> None:
+    """List runs, newest first.
+
+    Parameters
+    ----------
+    kind
+        synthesis, audit, sft, rl, opd or evaluation.
+    state
+        running, finished or failed.
+    """
+    with session.catalog() as catalog:
+        runs = catalog.list_runs(kind=kind, state=state)
+    columns = ("id", "kind", "state", "started", "minutes", "folder")
+    rows = [
+        (
+            run.id,
+            run.kind.value,
+            run.state,
+            time.strftime("%Y-%m-%d %H:%M", time.localtime(run.created)),
+            f"{(run.finished - run.created) / 60:.1f}" if run.finished else None,
+            run.folder,
+        )
+        for run in runs
+    ]
+    session.emit(
+        [run.model_dump(mode="json") for run in runs],
+        lambda: print_table(columns, rows, empty="There are no such runs."),
+    )
+
+
+@app.command(name="show")
+def show_run(run: str, *, session: InSession) -> None:
+    """Show one run: its state, settings, latest metrics and summary.
+
+    Parameters
+    ----------
+    run
+        Id of a run, or its folder.
+    """
+    from catalog.jsonl import read_lines
+    from catalog.runs import read_run
+
+    folder = Path(run)
+    if folder.is_dir():
+        record = read_run(folder)
+    else:
+        with session.catalog() as catalog:
+            record = catalog.get_run(run)
+        folder = Path(record.folder)
+    metrics = list(read_lines(folder / "metrics.jsonl"))
+    at = folder / "progress.json"
+    progress: dict[str, Any] | None = json.loads(at.read_bytes()) if at.exists() else None
+    value = record.model_dump(mode="json") | {"progress": progress, "metrics": metrics}
+
+    def show() -> None:
+        print(f"{record.id}  {record.kind.value}  {record.state}  {folder}")
+        if progress:
+            print(clean(f"  {progress['stage']}: {progress['done']} of {progress['total'] or '?'}"))
+        print(f"Settings  {json.dumps(record.config)}")
+        if metrics:
+            print(f"Step {metrics[-1]['step']}  {json.dumps(metrics[-1])}")
+        if record.summary:
+            print(f"Summary  {json.dumps(record.summary, indent=2)}")
+
+    session.emit(value, show)

@@ -1,0 +1,1 @@
+"""Agents: programs that act on a task through a session."""
