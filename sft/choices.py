@@ -75,6 +75,7 @@ def choice_of(source: str, span: FunctionSpan, rng: random.Random, path: str) ->
             candidates=[
                 Shown(path, edit.line + span.start_line - 1, edit.before, edit.after) for edit in chosen
             ],
+            count=lambda text: len(tokenizer.encode(text)),
         )
     ]
     answer = Message("assistant", f"try {chosen.index(right) + 1}")
