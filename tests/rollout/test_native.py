@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import threading
+from random import Random
 
 import pytest
 import torch
@@ -361,3 +362,57 @@ async def test_greedy_is_certain():
         second = await engine.generate(request(temperature=0, seed=2))
     assert ids(first) == ids(second)
     assert {token.logprob for token in first.tokens} == {0.0}
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_whatever_happens_a_session_says_what_it_says_alone(seed):
+    """Three-turn sessions among random pauses, replays of all caches, evictions and callers that give up."""
+    policy, random = FakePolicy(), Random(seed)
+    weights = {name: value.clone() for name, value in policy.module.state_dict().items()}
+
+    def turn_of(number, context, turn):
+        return request(context, seed=number, n=5, session=f"s{number}", prefix=0 if turn else len(PROMPT))
+
+    async def alone(number):
+        async with Opened(slots=1, prefix_slots=1) as engine:
+            context = list(PROMPT)
+            for turn in range(3):
+                done = await engine.generate(turn_of(number, context, turn))
+                context += [*ids(done), 70 + turn]
+            return context
+
+    async def troubled(engine, number):
+        context = list(PROMPT)
+        for turn in range(3):
+            while True:
+                task = asyncio.create_task(engine.generate(turn_of(number, context, turn)))
+                if random.random() < 0.3:
+                    await asyncio.sleep(random.random() * 0.004)
+                    if not task.done():
+                        task.cancel()
+                await asyncio.wait([task])
+                if not task.cancelled():
+                    break
+            context += [*ids(task.result()), 70 + turn]
+            await asyncio.sleep(random.random() * 0.003)
+        engine.release(f"s{number}")
+        return context
+
+    async def disturb(engine):
+        while True:
+            await asyncio.sleep(random.random() * 0.004)
+            await engine.pause()
+            if random.random() < 0.5:
+                cache = random.choice(["keep", "replay"])
+                await engine.update_weights(weights, engine.version + 1, cache=cache)
+            await asyncio.sleep(random.random() * 0.002)
+            await engine.resume()
+
+    settings = {"slots": 4, "prefix_slots": 1, "prefill_tokens": 30, "compute": "thread"}
+    async with Opened(policy, **settings) as engine:
+        trouble = asyncio.create_task(disturb(engine))
+        found = await asyncio.gather(*(troubled(engine, number) for number in range(10)))
+        trouble.cancel()
+        await asyncio.wait([trouble])
+        assert engine.stats().replayed_tokens > 0
+    assert found == [await alone(number) for number in range(10)]
