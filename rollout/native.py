@@ -52,6 +52,7 @@ class NativeEngine:
         self.policy = policy
         self.config = config
         self._version = version
+        policy.module.eval()
         self._cache = policy.open_cache(config.slots + config.prefix_slots, config.max_tokens)
         self._table = SlotTable(config)
         self._jobs: list[Job] = []
