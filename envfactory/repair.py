@@ -17,7 +17,7 @@ import random
 import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
 from pydantic import BaseModel, ConfigDict
@@ -38,6 +38,8 @@ class Report(Protocol):
     def outcome(self) -> str: ...
     @property
     def duration_s(self) -> float: ...
+    @property
+    def tampered(self) -> Sequence[str]: ...
     @property
     def functions(self) -> Mapping[str, tuple[str, ...]]: ...
 
@@ -61,7 +63,7 @@ class RepairConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     seed: int = 0
-    budget: int = 150
+    budget: int = 80
     """Most edits to run."""
     parallel: int = 2
     """Edits run at once; the first success in order counts, so the result does not depend on timing."""
@@ -70,6 +72,8 @@ class RepairConfig(BaseModel):
     timeout_s: float = 5.0
     """For one run. An edit may loop for ever, so this is also cut to `slow` times the buggy run."""
     slow: float = 8.0
+    lossy: float = 0.1
+    """Factor on operators without a way back: seldom a repair, but sometimes the only one."""
     noise: float = 0.5
     """Spread of the seeded noise on the logarithm of the weights; 0: strictly by weight."""
     traceback_bonus: float = 3.0
@@ -165,6 +169,31 @@ class Search:
         return steps
 
 
+def record(search: Search) -> dict[str, Any]:
+    """What `restore` needs, as plain data; the pool is made again from the workspace."""
+    return {
+        "format": 1,
+        "tries": [asdict(one) for one in search.tries],
+        "found": search.found,
+        "message": search.message,
+        "suspicion": dict(search.suspicion),
+        "reason": search.reason,
+    }
+
+
+def restore(
+    data: Mapping[str, Any],
+    workspace: BuggyWorkspace,
+    config: RepairConfig | None = None,
+    *,
+    prior: Mapping[str, float] | None = None,
+) -> Search:
+    """The search again, without running anything. The arguments must be those of the search."""
+    pool = make_pool(workspace, data["suspicion"], data["message"], config or RepairConfig(), prior)
+    tries = tuple(Try(**one) for one in data["tries"])
+    return Search(pool, tries, data["found"], data["message"], data["suspicion"], data["reason"])
+
+
 def ochiai(failing: Collection[Collection[str]], passing: Collection[Collection[str]]) -> dict[str, float]:
     """Suspiciousness of each function that a failing test executed: ef / sqrt((ef + nf)(ef + ep)).
 
@@ -224,7 +253,8 @@ def make_pool(
     """Edits of the suspicious functions with all operators, in the order of trying.
 
     The weight of an edit: prior of its operator, shared among that operator's edits of the function, times
-    the function's suspiciousness, times a bonus for a line in the traceback. A text that two operators
+    the function's suspiciousness, over the square root of the function's edits (large functions would
+    use up the budget), times a bonus for a line in the traceback. A text that two operators
     make is offered once, under the operator with the larger weight.
     """
     prior = operator_prior() if prior is None else prior
@@ -235,7 +265,9 @@ def make_pool(
         offered = edits(workspace.files[path], functions={qualname}) if path in workspace.files else []
         counts = Counter(edit.operator for edit in offered)
         for edit in offered:
-            weight = prior[edit.operator] / counts[edit.operator] * score
+            weight = prior[edit.operator] / counts[edit.operator] * score / math.sqrt(len(offered))
+            if not OPERATORS[edit.operator].invertible:
+                weight *= config.lossy
             lines = range(edit.line, edit.line + edit.before.count("\n") + 1)
             if any(line in lines for line in seen.get(path, ())):
                 weight *= config.traceback_bonus
@@ -295,17 +327,18 @@ async def repair(
     return Search(pool, tuple(tries), found, message, suspicion, reason)
 
 
-async def attempt(workspace: BuggyWorkspace, choice: Choice, index: int, runner: Runner, timeout: float) -> Try:
+async def attempt(
+    workspace: BuggyWorkspace, choice: Choice, index: int, runner: Runner, timeout: float
+) -> Try:
     """Run the visible failing tests on one edit; it passes when every one of them does."""
     run = await runner.run({**workspace.base, **choice.files}, workspace.visible, timeout=timeout)
-    passed = run.outcome == "finished" and all(
-        run.tests.get(test) is TestStatus.PASSED for test in workspace.visible
-    )
+    honest = run.outcome == "finished" and not run.tampered
+    passed = honest and all(run.tests.get(test) is TestStatus.PASSED for test in workspace.visible)
     message = "" if passed else "\n".join(run.messages.values())
     return Try(index, passed, run.outcome, message, run.duration_s)
 
 
 def right_operators(searches: Collection[Search]) -> dict[str, float]:
-    """How often each operator held the repair: the frequency table for `operator_prior` and candidates."""
+    """How often each operator held the repair: the frequency table for `operator_prior`."""
     counts = Counter(s.pool[s.found].edit.operator for s in searches if s.found is not None)
     return {name: float(counts[name]) for name in OPERATORS if counts[name]}

@@ -358,9 +358,9 @@ class RolloutService:
         if trajectory.failure:
             self.counts["failed"] += 1
             self.counts[f"failed_{trajectory.failure.boundary}"] += 1
-        window = self._recent = self._recent[-2 * self.config.batch_samples :]
-        share = sum(window) / len(window)
-        if len(window) >= min(20, self.config.batch_samples) and share > self.config.max_failure_share:
+        size = max(20, 2 * self.config.batch_samples)  # failures are quick: judge no smaller window
+        window = self._recent = self._recent[-size:]
+        if len(window) == size and sum(window) > size * self.config.max_failure_share:
             last = trajectory.failure
             self._fail(
                 RolloutUnhealthy(
