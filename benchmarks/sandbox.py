@@ -2,8 +2,8 @@
 
     python -m benchmarks.sandbox [--json FILE] [--samples 100] [--alive 300]
 
-Measured with all limits on and no warm pool: create to first output, the round trip of one more command, and a
-number of idle sandboxes alive together (their memory from MemAvailable, their round trip while all live).
+Measured with all limits on and no warm pool: create to first output, the round trip of one more command, and
+a number of idle sandboxes alive together (their memory from MemAvailable, their round trip while all live).
 `subprocess` is the machine's own price of a process at the same time: read the others against it, and
 against the load average. Left out: peers, other backends and duty mixes.
 """

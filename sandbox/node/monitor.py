@@ -182,7 +182,7 @@ def _become(spec: dict[str, Any], request: dict[str, Any], pipes: list[int]) -> 
         signal.set_wakeup_fd(-1)
         for fd in range(3):
             os.dup2(pipes[fd], fd)
-        os.closerange(3, 256)
+        os.closerange(3, 1 << 20)
         for number in IGNORED_ABOVE:
             signal.signal(number, signal.SIG_DFL)
         _limits(spec)
