@@ -237,7 +237,7 @@ def _close_all_but(keep: set[int]) -> None:
 
 
 def _listen(state: str) -> socket.socket:
-    """A socket in the state folder, for clients that attach; by its short name, since a path may be too long."""
+    """A socket in the state folder, for clients that attach; bound by its short name: paths may be too long."""
     listener = socket.socket(socket.AF_UNIX)
     os.chdir(state)
     mask = os.umask(0o177)
