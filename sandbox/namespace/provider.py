@@ -210,12 +210,14 @@ class NamespaceProvider:
         return id in self._dead or self._channel is None
 
     async def kill(self, id: str) -> None:
-        """Kill a sandbox's init, and wait until the nodelet has removed what was its."""
+        """Kill a sandbox's init, and wait until the nodelet has removed what was its.
+
+        If the nodelet itself died, control group and record stay for `reap`.
+        """
         self._live.pop(id, None)
         if not self.is_dead(id):
             await self._ask({"op": "kill", "id": id})
         self._dead.discard(id)
-        (self.images.root / "run" / f"{id}.json").unlink(missing_ok=True)
 
     async def _ask(self, message: dict[str, Any]) -> None:
         """Send a request about one sandbox and wait for the event that it is gone."""

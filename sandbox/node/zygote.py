@@ -115,6 +115,7 @@ class Zygote:
             if group is not None:
                 group.remove()
             wire.send(client, {"error": f"{error}", "errno": error.errno or 0})
+            self._forget(spec["id"])
             self.tell({"event": "dead", "id": spec["id"]})
             ours.close()
         else:
@@ -170,9 +171,12 @@ class Zygote:
             if record is not None:
                 record["control"].close()
                 record["group"].remove()
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(f"{self.state}/{record['id']}.json")
+                self._forget(record["id"])
                 self.tell({"event": "dead", "id": record["id"], "status": status})
+
+    def _forget(self, id: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(f"{self.state}/{id}.json")
 
     def tell(self, message: dict[str, Any]) -> None:
         with contextlib.suppress(OSError):
@@ -190,8 +194,7 @@ class Zygote:
                 os.waitpid(pid, 0)
             record = self.sandboxes.pop(pid)
             record["group"].remove()
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(f"{self.state}/{record['id']}.json")
+            self._forget(record["id"])
 
 
 def _try_user_namespace() -> str:
@@ -237,7 +240,7 @@ def _close_all_but(keep: set[int]) -> None:
 
 
 def _listen(state: str) -> socket.socket:
-    """A socket in the state folder, for clients that attach; bound by its short name: paths may be too long."""
+    """A socket in the state folder, for clients that attach; bound by its short name (paths have limits)."""
     listener = socket.socket(socket.AF_UNIX)
     os.chdir(state)
     mask = os.umask(0o177)
