@@ -195,6 +195,8 @@ def train(args: argparse.Namespace, preset_name: str, data: Data) -> dict[str, o
     choices: Choices | None = None
     growing = True
     policy = FlashPolicy.fresh(preset_name, seed=args.seed)
+    if args.init:
+        policy.load(args.init)
     policy.module.to(device).train()
     optimizer = make_optimizer(policy, args.lr, fused=device == "cuda")
     began, step, seconds = time.monotonic(), 0, args.minutes * 60
@@ -280,6 +282,7 @@ def main() -> None:
     parser.add_argument("--presets", nargs="+", default=["flash-nano", "flash-wide"])
     parser.add_argument("--corpus", type=Path, required=True, help="made by sft.corpus")
     parser.add_argument("--out", required=True)
+    parser.add_argument("--init", type=Path, help="go on from these weights")
     parser.add_argument("--minutes", type=float, default=8.0, help="of each preset")
     parser.add_argument("--steps", type=int, default=10**9)
     parser.add_argument("--rows", type=int, default=256)
