@@ -107,6 +107,11 @@ def test_runs_are_listed_and_shown_by_id_or_folder(
         ("runs show nothing", "No run is called nothing."),
         ("tasks list --home /dev/null/x", "choose another --home"),
         ("frobnicate", 'Unknown command "frobnicate"'),
+        ("tasks audit", "Name tasks to audit, or give --all."),
+        ("train rl runs/x --train.step 3", "There is no setting train.step. Did you mean train.steps?"),
+        ("train opd runs/x", "The setting train is required"),
+        ("train rll", 'Did you mean "rl"?'),
+        ("rollout evaluate runs/x --config none.toml", "There is no none.toml."),
     ],
 )
 def test_mistakes_are_one_sentence_and_code_2(
@@ -154,6 +159,15 @@ def test_errors_are_sorted_by_whose_they_are() -> None:
     assert caught(raises(PermissionError(errno.EACCES, "Permission denied", "/x")))[1].startswith("/x: Permi")
     missing = ModuleNotFoundError("No module named 'torch'", name="torch")
     assert "pip install 'posttrain[torch]'" in caught(raises(missing))[1]
+
+
+def test_global_options_may_stand_anywhere(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["train", "rl", "runs/x", "--train.steps", "7", "--dry-run", "--json", "--home", str(tmp_path)]
+    assert main(words) == 0
+    assert json.loads(capsys.readouterr().out)["train"]["steps"] == 7
+    assert main(["train", "settings", "rl", "--json"]) == 0
+    names = [line["name"] for line in json.loads(capsys.readouterr().out)]
+    assert "--train.loss.clip_low" in names
 
 
 def test_debug_keeps_the_traceback(tmp_path: Path) -> None:
