@@ -26,9 +26,9 @@ from catalog.models import (
     canonical_json,
 )
 from envfactory import git, sanitize
-from envfactory.build import Build
+from envfactory.build import Build, sandbox_env
 from envfactory.errors import FactoryError
-from envfactory.layout import is_protected, is_test_path
+from envfactory.layout import Layout, is_protected, is_test_path
 from envfactory.packs import PackWriter
 from envfactory.prune import prune, test_name, test_path
 from envfactory.trees import (
@@ -69,9 +69,16 @@ class Draft:
     arguments: tuple[str, ...]
     visible: tuple[str, ...]
     statement: str
+    layout: Layout
+    """Of `base`; an older revision may be laid out otherwise than the build."""
     interface: str = ""
     tests: Changes = field(default_factory=dict[str, bytes | None])
     limits: Limits = field(default_factory=Limits)
+
+    @property
+    def start_tests(self) -> dict[str, File]:
+        """The state that the agent finds, with all of the verifier's tests: what a grader starts from."""
+        return changed(changed(self.base, self.start), self.tests)
 
     @property
     def solved_tests(self) -> dict[str, File]:
@@ -100,14 +107,16 @@ class Packager:
             if found := sanitize.problems(folder):
                 raise LeakError(f"the workspace of {draft.slug} is not sound: {found[0]}")
             digest = tree_digest(folder)
-            image = self._images.add_layer(self._build.env_image, folder, at="/workspace", note=draft.slug)
+            image = self._images.add_layer(
+                self._build.env_image, folder, at="/workspace", env=sandbox_env(draft.layout), note=draft.slug
+            )
         verifier = VerifierSpec(
             fail_to_pass=tuple(sorted(draft.fail_to_pass)),
             pass_to_pass=tuple(sorted(draft.pass_to_pass)),
             expected=dict(sorted(draft.expected.items())),
             arguments=tuple(sorted(draft.arguments)),
             protected=self._blobs.put(tar_of(protected(draft))),
-            allowed=self._build.layout.allowed,
+            allowed=draft.layout.allowed,
             timeout_s=draft.limits.timeout_s,
         )
         return Task(
@@ -127,8 +136,7 @@ class Packager:
 
     def _substrate(self, draft: Draft) -> Substrate:
         """The build's image with the changes to this draft's graded workspace."""
-        graded = changed(changed(draft.base, draft.start), draft.tests)
-        changes = encode_changes(difference(self._build.tree, graded))
+        changes = encode_changes(difference(self._build.tree, draft.start_tests))
         return Substrate(image=self._build.image, changes=self._blobs.put(changes))
 
 
