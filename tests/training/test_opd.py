@@ -67,7 +67,7 @@ def gradients(config, net, pool, heads, batch):
             seen.update({n: p.grad.clone() for n, p in self.module.named_parameters() if p.grad is not None})
             return super()._clip()
 
-    engine = Watched(net.module, ADAM.model_copy(update={"lr": 0.0}))
+    engine = Watched(net.module, ADAM.model_copy(update={"lr": 0.0}), bias_speed=0.0)
     return seen, learn(config, engine, net, pool, heads, batch, domain_of)
 
 
