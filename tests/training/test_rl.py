@@ -172,7 +172,7 @@ async def test_with_learning_rate_zero_nothing_moves(tmp_path):
 async def test_reward_rises(tmp_path):
     config = CONFIG.model_copy(update={"steps": 10, "micro_tokens": 2048})
     config = config.model_copy(update={"optimizer": ADAM.model_copy(update={"lr": 1e-2})})
-    source = tiny.Recorder(lag=1, prompts=4, samples=6)
+    source = tiny.Recorder(lag=1, prompts=4, samples=6, cycle=1)
     result = await train(config, tiny.policy(), source.open, run=tmp_path)
     rewards = [line["reward"] for line in read_lines(tmp_path / "metrics.jsonl")]
     assert sum(rewards[-3:]) / 3 > sum(rewards[:3]) / 3 + 0.1

@@ -143,10 +143,12 @@ def batch_of(
 class Recorder:
     """A service in a few lines: samples on demand from the weights published `lag` publications ago.
 
-    What it hands out for step k depends on those weights alone, so a resumed run may be compared bit for bit.
+    What it hands out for step k depends on those weights and on k alone, so a resumed run may be
+    compared bit for bit. Prompts come again after `cycle` steps.
     """
 
-    def __init__(self, *, lag: int = 0, prompts: int = 3, samples: int = 4) -> None:
+    def __init__(self, *, lag: int = 0, prompts: int = 3, samples: int = 4, cycle: int = 1000) -> None:
+        self.cycle = cycle
         self.lag, self.prompts, self.samples = lag, prompts, samples
         self.published: dict[int, dict[str, torch.Tensor]] = {}
         self.handed_out: list[int] = []
@@ -160,7 +162,9 @@ class Recorder:
         behind = max(min(self.published), self.version - self.lag)
         net = policy()
         net.module.load_state_dict(self.published[behind])
-        found = trajectories(net, self.version, version=behind, prompts=self.prompts, samples=self.samples)
+        found = trajectories(
+            net, self.version % self.cycle, version=behind, prompts=self.prompts, samples=self.samples
+        )
         self.handed_out.append(self.version)
         return batch_of(found, number=self.version + 1, version=self.version)
 
