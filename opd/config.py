@@ -45,6 +45,9 @@ class OpdConfig(Settings):
     optimizer: OptimizerConfig = OptimizerConfig(kind="adamw", lr=5e-4, weight_decay=0.0)
     clip_norm: float = Field(1.0, gt=0)
     """Largest norm of the gradient."""
+    bias_speed: float = Field(0.0, ge=0)
+    """Step of the experts' balancing biases after each update. 0: moving them changes routing
+    without any gradient asking for it."""
     checkpoint: CheckpointConfig = CheckpointConfig(every=1)
 
     @model_validator(mode="after")

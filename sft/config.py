@@ -35,4 +35,6 @@ class SftConfig(Settings):
     )
     clip_norm: float = Field(1.0, gt=0)
     """Largest norm of the gradient."""
+    bias_speed: float = Field(0.001, ge=0)
+    """Step of the experts' balancing biases after each update."""
     checkpoint: CheckpointConfig = CheckpointConfig(every=10)
