@@ -27,6 +27,8 @@ _CLOSINGS = (
     "Correct the package so that this works again and nothing else changes. The tests are right as they are.",
     "Please repair the code of the package. Tests, their data and settings stay as they are.",
 )
+_PUBLIC = re.compile(r"\s*(?:(?:async )?def|class|@|#)")
+"""Lines of a solution that a statement may quote: the interface shows them anyway."""
 _MESSAGE_LIMIT = 1200
 _DOC_LIMIT = 700
 
@@ -126,7 +128,7 @@ def clean_notes(
     lines that repeat code of the solution (`gold`: its added lines). When `mentions` is given and some
     lines mention one of those names, only these lines are kept.
     """
-    added = {re.sub(r"\s+", "", line) for line in gold.splitlines() if len(re.sub(r"\s+", "", line)) >= 12}
+    secret = _shingles("\n".join(line for line in gold.splitlines() if not _PUBLIC.match(line)))
     result: list[str] = []
     for line in _joined(lines):
         if re.match(
@@ -149,12 +151,21 @@ def clean_notes(
         text = re.sub(r"(?:by|thanks to)?\s*@[\w-]+", "", text, flags=re.I)
         text = re.sub(r"\(\s*[,;]?\s*\)|\[\s*\]", "", text)
         text = re.sub(r"\s{2,}", " ", text).strip(" -*+,;:")
-        squeezed = re.sub(r"\s+", "", text)
-        if len(text) < 8 or _is_heading(text) or any(code in squeezed for code in added):
+        if len(text) < 8 or _is_heading(text) or secret & _shingles(text):
             continue
         result.append(text)
     named = [text for text in result if any(re.search(rf"\b{re.escape(name)}\b", text) for name in mentions)]
     return (named or result)[:limit]
+
+
+def _shingles(text: str) -> set[tuple[str, ...]]:
+    """Runs of four tokens with an operator or bracket among them: what makes a quotation of code."""
+    found: set[tuple[str, ...]] = set()
+    for line in text.splitlines():
+        tokens = re.findall(r"\w+|[^\w\s`]", line)
+        runs = (tuple(tokens[i : i + 4]) for i in range(len(tokens) - 3))
+        found |= {run for run in runs if any(token in "*+/%<>=&|^~-[(" for token in run)}
+    return found
 
 
 def _joined(lines: Sequence[str]) -> list[str]:
