@@ -21,6 +21,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import PurePosixPath
 
+from pydantic import BaseModel, ConfigDict
+
 from catalog.models import Origin, TestStatus
 from envfactory import interface, statement
 from envfactory.build import Build, sandbox_env
@@ -36,9 +38,10 @@ from sandbox.images import ImageStore
 from verifiers.runner import TestRun, TestRunner
 
 
-@dataclass(frozen=True, slots=True)
-class MiningConfig:
+class MiningConfig(BaseModel):
     """Limits of the search; the defaults follow R2E-Gym where it has one."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     max_files: int = 4
     """Source files of one task."""
