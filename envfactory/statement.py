@@ -137,9 +137,9 @@ def clean_notes(
             re.I,
         ):
             continue
-        text = re.sub(r"https?://\S+", "", line)
+        text = re.sub(r"\[([^\]]+)\](?:\([^)]*\)|\[[^\]]*\])", r"\1", line)
+        text = re.sub(r"https?://[^\s)>\]]+", "", text)
         text = re.sub(r":(?:issue|pr|user|ghissue|ghpull|gh):`[^`]*`", "", text)
-        text = re.sub(r"\[([^\]]+)\](?:\([^)]*\)|\[[^\]]*\])", r"\1", text)
         text = re.sub(r"^\[[^\]]+\]:?\s*$", "", text)
         text = re.sub(
             r"\b(?:fix(?:es|ed)?|close[sd]?|resolve[sd]?|see|refs?)\s+(?:gh-|#)\d+\b", "", text, flags=re.I

@@ -74,7 +74,7 @@ def test_change_logs_lose_references_and_quotations() -> None:
         "## 2.1.0 (2026-01-02)",
         "2.1.0",
         "=====",
-        "- Fixed `put` for [empty boxes](https://x.example/1), closes #12 (thanks to @ann)",
+        "- Fixed `put` for [empty boxes](https://x.example/1), closes #12 ([#34](https://x.example/34))",
         "  when nothing is in it",
         "* Uses `return 1 + thing` inside",
         "Co-authored-by: A <a@b>",
