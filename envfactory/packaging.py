@@ -6,20 +6,42 @@ run, so a synthesis that was killed and started again finds its own work.
 
 from __future__ import annotations
 
+import base64
+import json
 from collections import defaultdict
 from dataclasses import dataclass, field
 
 import libcst
 
 from catalog.blobs import Blobs
-from catalog.models import Environment, Limits, Origin, Problem, Task, TestStatus, VerifierSpec
+from catalog.models import (
+    Environment,
+    Limits,
+    Origin,
+    Problem,
+    Substrate,
+    Task,
+    TestStatus,
+    VerifierSpec,
+    canonical_json,
+)
 from envfactory import git, sanitize
 from envfactory.build import Build, sandbox_env
 from envfactory.errors import FactoryError
 from envfactory.layout import Layout, is_protected, is_test_path
 from envfactory.packs import PackWriter
 from envfactory.prune import prune, test_name, test_path
-from envfactory.trees import Changes, File, Tree, changed, scratch, tar_of, tree_key, write_tree
+from envfactory.trees import (
+    Changes,
+    File,
+    Tree,
+    changed,
+    difference,
+    scratch,
+    tar_of,
+    tree_key,
+    write_tree,
+)
 from sandbox.images import ImageStore
 from sandbox.trees import tree_digest
 
@@ -52,6 +74,11 @@ class Draft:
     limits: Limits = field(default_factory=Limits)
     layout: Layout | None = None
     """Of `base`, where it is not the build's: an older revision may be laid out otherwise."""
+
+    @property
+    def start_tests(self) -> dict[str, File]:
+        """The state that the agent finds, with all of the verifier's tests: what a grader starts from."""
+        return changed(changed(self.base, self.start), self.tests)
 
     @property
     def solved_tests(self) -> dict[str, File]:
@@ -101,10 +128,29 @@ class Packager:
                 visible_tests=tuple(sorted(draft.visible)),
                 interface=draft.interface,
             ),
-            environment=Environment(image=image, tree=digest, limits=draft.limits),
+            environment=Environment(
+                image=image, tree=digest, limits=draft.limits, substrate=self._substrate(draft)
+            ),
             verifier=verifier,
             solution=self._blobs.put(gold_patch(draft)),
         )
+
+    def _substrate(self, draft: Draft) -> Substrate:
+        """The build's image with the changes to this draft's graded workspace."""
+        changes = encode_changes(difference(self._build.tree, draft.start_tests))
+        return Substrate(image=self._build.image, changes=self._blobs.put(changes))
+
+
+def encode_changes(changes: Changes) -> bytes:
+    """Changes as JSON with base64 contents, for a blob."""
+    encoded = {path: None if d is None else base64.b64encode(d).decode() for path, d in changes.items()}
+    return canonical_json(encoded)
+
+
+def decode_changes(data: bytes) -> dict[str, bytes | None]:
+    """The inverse of `encode_changes`."""
+    rows = json.loads(data).items()
+    return {path: None if text is None else base64.b64decode(text) for path, text in rows}
 
 
 def task_id(draft: Draft, verifier: VerifierSpec, build: Build) -> str:

@@ -23,6 +23,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
+
 from verifiers.harness import folding, jail, memo, plugin, wire
 
 LINE = 32_000
@@ -126,6 +128,7 @@ class Server:
         return True
 
     def _start(self, request: dict[str, Any]) -> None:
+        self.memo.learn(self.settings.workdir, jail.BASE, self._test_files(request))
         key = secrets.token_bytes(32)
         results, results_in = os.pipe()
         output, output_in = os.pipe()
@@ -151,6 +154,10 @@ class Server:
         for fd in (job.pidfd, results, output):
             os.set_blocking(fd, False)
             self._selector.register(fd, selectors.EVENT_READ, job)
+
+    def _test_files(self, request: dict[str, Any]) -> list[str]:
+        names = (argument.split("::")[0] for argument in request["arguments"])
+        return [f"{self.settings.workdir}/{name}" for name in names]
 
     def _event(self, job: Job, fd: int) -> None:
         if fd == job.pidfd:
@@ -227,7 +234,7 @@ def init(server: Server, request: dict[str, Any], key: bytes, results: int, outp
         jail.enter(settings.workdir, settings.home, settings.uid, settings.gid, settings.limits.disk_mb)
         worker = os.fork()
         if worker == 0:
-            work(settings, server.integrity, request, key, channel)
+            work(server, request, key, channel)
         os.close(channel)
         jail.drop(0, 0)
         while True:
@@ -241,11 +248,9 @@ def init(server: Server, request: dict[str, Any], key: bytes, results: int, outp
     os._exit(code)
 
 
-def work(
-    settings: Settings, integrity: plugin.Integrity, request: dict[str, Any], key: bytes, channel: int
-) -> None:
+def work(server: Server, request: dict[str, Any], key: bytes, channel: int) -> None:
     """The test process: an unprivileged user from here on."""
-    code = INFRASTRUCTURE
+    code, settings = INFRASTRUCTURE, server.settings
     try:
         jail.limit(settings.limits)
         jail.drop(settings.uid, settings.gid)
@@ -257,8 +262,13 @@ def work(
         prepare_interpreter(settings)
         code = 1
         send = wire.sender(channel, key)
-        arguments, trace = request["arguments"], request["trace"]
-        plugin.run(send, integrity, settings.workdir, arguments, settings.plugins, trace)
+        known = {
+            path: code
+            for (path, _), code in server.memo.tests.items()
+            if path.removeprefix(settings.workdir + "/") not in files
+        }
+        reporter = plugin.Reporter(send, settings.workdir, known, request["trace"])
+        plugin.run(reporter, server.integrity, request["arguments"], settings.plugins)
         code = 0
     except BaseException:
         traceback.print_exc()
@@ -275,6 +285,8 @@ def prepare_interpreter(settings: Settings) -> None:
     time.tzset()
     sys.path[:] = settings.path + [p for p in sys.path if p not in (jail.FOLDER, *settings.path)]
     sys.argv = ["pytest"]
+    # nothing is there and nobody can put something there: no forged .pyc is ever read
+    sys.pycache_prefix = jail.FOLDER + "/none"
     for name in [n for n in sys.modules if n.split(".")[0] == "verifiers"]:
         del sys.modules[name]
     sys.modules["__main__"] = type(sys)("__main__")
@@ -335,6 +347,7 @@ def configure(config: dict[str, Any]) -> Settings:
     for folder, names, files in os.walk(jail.BASE):
         for name in (*names, *files):
             os.chown(os.path.join(folder, name), uid, gid, follow_symlinks=False)
+    jail.protect(jail.BASE, config["base"])
     python_path = os.environ.get("VERIFIER_PYTHONPATH", "")
     path = [p for p in python_path.split(":") if p]
     if not path:
@@ -360,8 +373,6 @@ def configure(config: dict[str, Any]) -> Settings:
 def main() -> None:
     line = sys.stdin.buffer.readline()
     server = Server(configure(json.loads(line)))
-    import pytest
-
     reply(0, {"python": sys.version.split()[0], "pytest": pytest.__version__})
     server.serve()
 
