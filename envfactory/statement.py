@@ -144,7 +144,7 @@ def clean_notes(
         text = re.sub(
             r"\b(?:fix(?:es|ed)?|close[sd]?|resolve[sd]?|see|refs?)\s+(?:gh-|#)\d+\b", "", text, flags=re.I
         )
-        text = re.sub(r"\(?\b(?:GH|PR|issue|pull)?[ -]?#\d+\)?", "", text, flags=re.I)
+        text = re.sub(r"\s*\(?(?:\b(?:GH|PR|issue|pull)[ -]?)?#\d+\)?", "", text, flags=re.I)
         text = re.sub(
             r"\b[0-9a-f]{7,40}\b(?<=[a-f0-9])(?=\W|$)", lambda m: m[0] if m[0].isdigit() else "", text
         )

@@ -82,7 +82,7 @@ def test_change_logs_lose_references_and_quotations() -> None:
         "[box]: https://x.example/2",
     ]
     notes = statement.clean_notes(lines, gold="        return 1 + thing\n")
-    assert notes == ["Fixed `put` for empty boxes when nothing is in it", "other: see"]
+    assert notes == ["Fixed `put` for empty boxes, when nothing is in it", "other: see"]
     assert statement.clean_notes(lines, gold="", mentions=["put"]) == notes[:1]
 
 
