@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import threading
 
 import pytest
 import torch
@@ -278,6 +279,32 @@ async def test_cancelling_one_request_leaves_the_others():
         assert ids(await other) == ids(alone)
         again = await engine.generate(request(seed=1, n=5, session="d"))
         assert len(again.tokens) == 5
+
+
+async def test_giving_up_while_the_network_computes_harms_nobody():
+    """The worker thread is inside the cache when a caller leaves; its slot goes to the next one."""
+    policy = FakePolicy()
+    entered, leave = threading.Event(), threading.Event()
+    async with Opened(policy) as engine:
+        alone = await engine.generate(request(seed=2))
+    async with Opened(policy, slots=2, compute="thread") as engine:
+        extend = policy.cache.extend
+
+        def slow(slots, tokens):
+            entered.set()
+            assert leave.wait(5)
+            return extend(slots, tokens)
+
+        policy.cache.extend = slow
+        doomed = asyncio.create_task(engine.generate(request(seed=1, session="d", prefix=len(PROMPT))))
+        other = asyncio.create_task(engine.generate(request(seed=2)))
+        await asyncio.to_thread(entered.wait, 5)
+        doomed.cancel()
+        await asyncio.sleep(0)
+        engine.release("d")
+        third = asyncio.create_task(engine.generate(request(seed=2)))
+        leave.set()
+        assert ids(await other) == ids(await third) == ids(alone)
 
 
 async def test_logits_that_are_not_finite_fail_one_request_only():
