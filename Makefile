@@ -12,7 +12,7 @@ help:  ## show this
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: .venv/stamp  ## a package becomes tasks, an agent works on them and learns
-	@posttrain demo $(SOURCE)
+	@posttrain demo --source $(SOURCE)
 
 test: lint  ## lint, types and every test that needs no service (10 minutes on two cores)
 	pytest -n 2 --dist worksteal -m "$(NOT_HERE)" $(PYTEST)

@@ -9,12 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, Parameter
 
+from console.factory import audit, synth
 from console.session import InSession, clean, print_table
 
 if TYPE_CHECKING:
     from catalog.models import CandidateSet, QualityReport, Task
 
 app = App(name="tasks", help="Synthesize, audit and browse tasks.")
+app.command(synth)
+app.command(audit)
 
 MARKS = {True: "✓ passed", False: "✗ failed", None: "? not judged"}
 

@@ -39,7 +39,7 @@ class BugConfig(BaseModel):
     taste: dict[str, float] = {"name_swap": 0.2, "statement_swap": 0.4, "return_drop": 0.4, "return_add": 0.4}
     """Factors on operators that would crowd out the rest; the others have 1."""
     imbalance: float = 8.0
-    """Bound on the factor that balances an operator against its inverse."""
+    """Bound on the factor that balances an operator against its inverse (`balance`)."""
     shares: dict[Split, float] = {"train": 0.35, "dev": 0.1, "test": 0.55}
     """Share of the covered functions that each split aims at; whole files are dealt out."""
     held_out_operators: tuple[str, ...] = (
@@ -175,11 +175,11 @@ def _of_split(
         for op in OPERATORS.values()
         if op.invertible and (split == "test" or op.name not in _reserved(config))
     ]
-    offers = {
-        place: _distinct(edits(files[place[0]], functions={place[1]}, operators=allowed)) for place in places
-    }
-    weights = balance(Counter(edit.operator for offered in offers.values() for edit in offered), config)
-    queues = {place: _in_weighted_order(offered, weights, rng) for place, offered in offers.items()}
+    queues: dict[tuple[str, str], list[Edit]] = {}
+    for path, function in places:
+        offered = _distinct(edits(files[path], functions={function}, operators=allowed))
+        weights = balance(Counter(edit.operator for edit in offered), config)
+        queues[path, function] = _in_weighted_order(offered, weights, rng)
     cap = max(5, int(config.operator_share * config.per_function * len(places)))
     used: Counter[str] = Counter()
     bugs: list[Bug] = []
@@ -194,18 +194,17 @@ def _of_split(
 
 
 def balance(counts: Mapping[str, int], config: BugConfig) -> dict[str, float]:
-    """Weight of one edit of each operator, given how many edits the clean code offers.
+    """Weight of one edit of each operator in a function that offers so many edits of each.
 
-    A bug made by `negation_add` is repaired by `negation_drop`. Code offers seven times as many places for
+    A bug made by `negation_add` is repaired by `negation_drop`. Code offers eight times as many places for
     the first as for the second, so with equal weights nearly every `not` that can be dropped would be a
-    bug, and dropping it the answer. Weighted by edits of the inverse / edits of the operator, repairs are
-    as common among the edits of a buggy file as other edits of their kind.
+    bug, and dropping it the answer. Weighted by edits of the inverse / edits of the operator, function by
+    function, a repair has other edits of its kind around it: one that would stand alone is not proposed.
     """
     weights: dict[str, float] = {}
     for name, count in counts.items():
         back = sum(counts.get(other, 0) for other in OPERATORS[name].inverse)
-        ratio = min(config.imbalance, max(1 / config.imbalance**2, back / count))
-        weights[name] = config.taste.get(name, 1.0) * ratio
+        weights[name] = config.taste.get(name, 1.0) * min(config.imbalance, back / count)
     return weights
 
 
@@ -221,10 +220,11 @@ def _distinct(offered: list[Edit]) -> list[Edit]:
 
 
 def _in_weighted_order(offered: list[Edit], weights: Mapping[str, float], rng: random.Random) -> list[Edit]:
-    """A weighted draw without replacement (Efraimidis and Spirakis, 2006)."""
+    """A weighted draw without replacement (Efraimidis and Spirakis, 2006); weight 0 is never drawn."""
     keys = [
-        (-math.log(rng.uniform(1e-12, 1)) / max(weights[edit.operator], 1e-9), i)
+        (-math.log(rng.uniform(1e-12, 1)) / weights[edit.operator], i)
         for i, edit in enumerate(offered)
+        if weights[edit.operator] > 0
     ]
     return [offered[i] for _, i in sorted(keys)]
 

@@ -16,6 +16,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from pydantic import BaseModel, ConfigDict
+
 from catalog.atomic import write_atomic
 from catalog.models import TestStatus, digest_json
 from envfactory import layout as layouts
@@ -45,9 +47,10 @@ _MODULES |= {
 """Modules that tests import, to the distribution that brings them; anything else must be declared."""
 
 
-@dataclass(frozen=True, slots=True)
-class BuildConfig:
+class BuildConfig(BaseModel):
     """Settings of a build."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     file_timeout_s: float = 90.0
     """For one run of one test file; slower files are left out."""
@@ -142,53 +145,72 @@ async def build(
     version = metadata.version_of(raw, revision.name if history.kind == "release" else "0")
     tree = clean(changed(raw, metadata.generated_files(raw, version)))
     layout = layouts.detect(tree, history.name)
-    key = digest_json([FORMAT, tree_key(tree), history.name, version, images.host_base(), asdict(config)])
+    key = digest_json(
+        [FORMAT, tree_key(tree), history.name, version, images.host_base(), config.model_dump()]
+    )
     record = home / "builds" / f"{history.name}-{version}-{key[7:19]}.json"
     if record.is_file():
         known = _load(json.loads(record.read_text(encoding="utf-8")), history, revision, tree, layout)
         if images.exists(known.image) and images.exists(known.env_image):
             return known
-    needs = requirements.needs(raw, history.name)
-    entry_points = metadata.entry_points(raw)
-    about = raw["PKG-INFO"].data if "PKG-INFO" in raw else None
-    extra = wheels.package_metadata(history.name, version, about, entry_points)
-    wanted = [
-        *needs.runtime,
-        *_BASE,
-        *requirements.pytest_plugins(str(layouts.ini_settings(tree).get("addopts", ""))),
-    ]
-    optional = [text for text in needs.tests if text not in wanted]
-    for _ in range(4):
-        progress(f"{history.name} {version}: environment with {', '.join([*wanted, *optional])}")
-        lock = _resolve(wanted, optional, home, history.name)
-        environment = wheels.environment_tree(lock, home, extra)
-        plugins = wheels.pytest_plugins(environment)
-        env_image, image = _images(environment, tree, layout, images)
-        suite, messages = await _suite(provider, image, plugins, layout, config, progress)
-        more = _missing_modules(messages, tree, lock)
-        if not more:
-            break
-        wanted += more
-    _judge(suite, messages, history.name, config, compiled=requirements.extension_modules(raw))
-    result = Build(
-        name=history.name,
-        source=history.source,
-        pinned=history.pinned,
-        revision=revision,
-        version=version,
-        licence=layouts.licence(raw),
-        layout=layout,
-        requirements=tuple(wanted + optional),
-        lock=lock,
-        env_image=env_image,
-        image=image,
-        tree=tree,
-        suite=suite,
-        plugins=plugins,
+    result = await _Builder(history, revision, version, raw, tree, layout, config, progress).run(
+        home, provider, images
     )
     with full_disk_is_a_user_error(home):
         write_atomic(record, json.dumps(_dump(result), indent=1).encode())
     return result
+
+
+@dataclass
+class _Builder:
+    """One build that no record spares us."""
+
+    history: History
+    revision: Revision
+    version: str
+    raw: Mapping[str, File]
+    tree: dict[str, File]
+    layout: Layout
+    config: BuildConfig
+    progress: Progress
+
+    async def run(self, home: Path, provider: SandboxProvider, images: ImageStore) -> Build:
+        """Environment, images, suite; again with more when the tests miss a module that we know."""
+        name, raw = self.history.name, self.raw
+        needs = requirements.needs(raw, name)
+        about = raw["PKG-INFO"].data if "PKG-INFO" in raw else None
+        extra = wheels.package_metadata(name, self.version, about, metadata.entry_points(raw))
+        options = str(layouts.ini_settings(self.tree).get("addopts", ""))
+        wanted = [*needs.runtime, *_BASE, *requirements.pytest_plugins(options)]
+        optional = [text for text in needs.tests if text not in wanted]
+        while True:
+            self.progress(f"{name} {self.version}: environment with {', '.join([*wanted, *optional])}")
+            lock = _resolve(wanted, optional, home, name)
+            environment = wheels.environment_tree(lock, home, extra)
+            plugins = wheels.pytest_plugins(environment)
+            env_image, image = _images(environment, self.tree, self.layout, images)
+            suite, messages = await _suite(provider, image, plugins, self.layout, self.config, self.progress)
+            more = _missing_modules(messages, lock)
+            if not more:
+                break
+            wanted += more
+        _judge(suite, messages, name, self.config, compiled=requirements.extension_modules(raw))
+        return Build(
+            name=name,
+            source=self.history.source,
+            pinned=self.history.pinned,
+            revision=self.revision,
+            version=self.version,
+            licence=layouts.licence(raw),
+            layout=self.layout,
+            requirements=tuple(wanted + optional),
+            lock=lock,
+            env_image=env_image,
+            image=image,
+            tree=self.tree,
+            suite=suite,
+            plugins=plugins,
+        )
 
 
 def _resolve(wanted: Sequence[str], optional: list[str], home: Path, name: str) -> wheels.Lock:
@@ -275,7 +297,7 @@ async def _suite(
     return Suite(statuses, tuple(flaky), tuple(slow), durations, functions), messages
 
 
-def _missing_modules(messages: Mapping[str, str], tree: Mapping[str, File], lock: wheels.Lock) -> list[str]:
+def _missing_modules(messages: Mapping[str, str], lock: wheels.Lock) -> list[str]:
     """Distributions for modules that the tests import in vain, from a fixed table."""
     have = {wheel.name.partition("-")[0].lower().replace("_", "-") for wheel in lock.wheels}
     names = {match.partition(".")[0] for text in messages.values() for match in _MISSING.findall(text)}

@@ -21,6 +21,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import PurePosixPath
 
+from pydantic import BaseModel, ConfigDict
+
 from catalog.models import Origin, TestStatus
 from envfactory import interface, statement
 from envfactory.build import Build, sandbox_env
@@ -36,9 +38,10 @@ from sandbox.images import ImageStore
 from verifiers.runner import TestRun, TestRunner
 
 
-@dataclass(frozen=True, slots=True)
-class MiningConfig:
+class MiningConfig(BaseModel):
     """Limits of the search; the defaults follow R2E-Gym where it has one."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     max_files: int = 4
     """Source files of one task."""
@@ -269,7 +272,7 @@ class _Pair:
         shown = interface.render(found)
         first = candidate.sources[0]
         name = slug(f"{self.history.name}-{PurePosixPath(first).stem}-{self.child.name}")
-        notes = self._notes([symbol.name for symbol in found] + [PurePosixPath(first).stem], gold)
+        notes = self._notes(PurePosixPath(first).stem, [symbol.name for symbol in found], gold)
         return Draft(
             origin=Origin(
                 kind=kind,
@@ -305,8 +308,11 @@ class _Pair:
         source = (tests.get(test_path(test)) or b"").decode("utf-8", "replace")
         return interface.words(test_source(source, test_name(test)))
 
-    def _notes(self, mentions: list[str], gold: dict[str, bytes | None]) -> list[str]:
-        """Lines of the change log that are new in the child, or its commit message."""
+    def _notes(self, stem: str, symbols: list[str], gold: dict[str, bytes | None]) -> list[str]:
+        """Lines of the change log that are new in the child, or its commit message.
+
+        Of a change log, the lines that name the module (`stem`), else those that name a changed symbol.
+        """
         added = "\n".join(
             line
             for path, data in gold.items()
@@ -323,8 +329,9 @@ class _Pair:
             ):
                 old = set(self._old(path).decode("utf-8", "replace").splitlines())
                 lines += [line for line in data.decode("utf-8", "replace").splitlines() if line not in old]
-        names = [part for name in mentions for part in name.split(".") if len(part) > 2]
-        return statement.clean_notes(lines, gold=added, mentions=names)
+        names = [part for name in symbols for part in name.split(".") if len(part) > 2]
+        named = [stem] if any(re.search(rf"\b{re.escape(stem)}\b", line) for line in lines) else names
+        return statement.clean_notes(lines, gold=added, mentions=named)
 
 
 def same_meaning(before: bytes, after: bytes) -> bool:

@@ -69,11 +69,11 @@ class Draft:
     arguments: tuple[str, ...]
     visible: tuple[str, ...]
     statement: str
-    layout: Layout
-    """Of `base`; an older revision may be laid out otherwise than the build."""
     interface: str = ""
     tests: Changes = field(default_factory=dict[str, bytes | None])
     limits: Limits = field(default_factory=Limits)
+    layout: Layout | None = None
+    """Of `base`, where it is not the build's: an older revision may be laid out otherwise."""
 
     @property
     def start_tests(self) -> dict[str, File]:
@@ -97,6 +97,7 @@ class Packager:
 
     def package(self, draft: Draft) -> Task:
         """Write layer and blobs; the record. Raises LeakError when the workspace is not closed."""
+        layout = draft.layout or self._build.layout
         tree = workspace(draft)
         files = tree | {f".git/{path}": file for path, file in self._packs.repository(tree).items()}
         with scratch() as temporary:
@@ -108,7 +109,7 @@ class Packager:
                 raise LeakError(f"the workspace of {draft.slug} is not sound: {found[0]}")
             digest = tree_digest(folder)
             image = self._images.add_layer(
-                self._build.env_image, folder, at="/workspace", env=sandbox_env(draft.layout), note=draft.slug
+                self._build.env_image, folder, at="/workspace", env=sandbox_env(layout), note=draft.slug
             )
         verifier = VerifierSpec(
             fail_to_pass=tuple(sorted(draft.fail_to_pass)),
@@ -116,7 +117,7 @@ class Packager:
             expected=dict(sorted(draft.expected.items())),
             arguments=tuple(sorted(draft.arguments)),
             protected=self._blobs.put(tar_of(protected(draft))),
-            allowed=draft.layout.allowed,
+            allowed=layout.allowed,
             timeout_s=draft.limits.timeout_s,
         )
         return Task(
@@ -192,9 +193,8 @@ def workspace(draft: Draft) -> dict[str, File]:
 def protected(draft: Draft) -> dict[str, File]:
     """Every test, conftest and ini file of the verifier; links are left to the image."""
     arguments = frozenset(draft.arguments)
-    return {
-        path: file for path, file in changed(draft.base, draft.tests).items() if is_protected(path, arguments)
-    }
+    every = changed(draft.base, draft.tests)
+    return {path: file for path, file in every.items() if is_protected(path, arguments) and not file.link}
 
 
 def gold_patch(draft: Draft) -> bytes:

@@ -14,6 +14,7 @@ import hashlib
 import struct
 import zlib
 from dataclasses import dataclass, field
+from typing import Any
 
 from envfactory.trees import File, Tree
 
@@ -99,15 +100,15 @@ def _pack(kind: str, data: bytes) -> _Packed:
 
 def _trees(tree: Tree, blobs: dict[str, _Packed], objects: dict[bytes, _Packed]) -> bytes:
     """Add the tree objects of a tree to `objects`; the id of the root."""
-    nested: dict[str, object] = {}
+    nested: dict[str, Any] = {}
     for path in tree:
         *folders, name = path.split("/")
         place = nested
         for folder in folders:
-            place = place.setdefault(folder, {})  # type: ignore[assignment]
+            place = place.setdefault(folder, {})
         place[name] = path
 
-    def add(place: dict[str, object]) -> bytes:
+    def add(place: dict[str, Any]) -> bytes:
         # git sorts a folder as if its name ended with a slash.
         rows: list[tuple[bytes, bytes]] = []
         for name, item in place.items():

@@ -27,6 +27,8 @@ _CLOSINGS = (
     "Correct the package so that this works again and nothing else changes. The tests are right as they are.",
     "Please repair the code of the package. Tests, their data and settings stay as they are.",
 )
+_PUBLIC = re.compile(r"\s*(?:(?:async )?def|class|@|#)")
+"""Lines of a solution that a statement may quote: the interface shows them anyway."""
 _MESSAGE_LIMIT = 1200
 _DOC_LIMIT = 700
 
@@ -126,7 +128,7 @@ def clean_notes(
     lines that repeat code of the solution (`gold`: its added lines). When `mentions` is given and some
     lines mention one of those names, only these lines are kept.
     """
-    added = {re.sub(r"\s+", "", line) for line in gold.splitlines() if len(re.sub(r"\s+", "", line)) >= 12}
+    secret = _shingles("\n".join(line for line in gold.splitlines() if not _PUBLIC.match(line)))
     result: list[str] = []
     for line in _joined(lines):
         if re.match(
@@ -135,26 +137,35 @@ def clean_notes(
             re.I,
         ):
             continue
-        text = re.sub(r"https?://\S+", "", line)
+        text = re.sub(r"\[([^\]]+)\](?:\([^)]*\)|\[[^\]]*\])", r"\1", line)
+        text = re.sub(r"https?://[^\s)>\]]+", "", text)
         text = re.sub(r":(?:issue|pr|user|ghissue|ghpull|gh):`[^`]*`", "", text)
-        text = re.sub(r"\[([^\]]+)\](?:\([^)]*\)|\[[^\]]*\])", r"\1", text)
         text = re.sub(r"^\[[^\]]+\]:?\s*$", "", text)
         text = re.sub(
             r"\b(?:fix(?:es|ed)?|close[sd]?|resolve[sd]?|see|refs?)\s+(?:gh-|#)\d+\b", "", text, flags=re.I
         )
-        text = re.sub(r"\(?\b(?:GH|PR|issue|pull)?[ -]?#\d+\)?", "", text, flags=re.I)
+        text = re.sub(r"\s*\(?(?:\b(?:GH|PR|issue|pull)[ -]?)?#\d+\)?", "", text, flags=re.I)
         text = re.sub(
             r"\b[0-9a-f]{7,40}\b(?<=[a-f0-9])(?=\W|$)", lambda m: m[0] if m[0].isdigit() else "", text
         )
         text = re.sub(r"(?:by|thanks to)?\s*@[\w-]+", "", text, flags=re.I)
         text = re.sub(r"\(\s*[,;]?\s*\)|\[\s*\]", "", text)
         text = re.sub(r"\s{2,}", " ", text).strip(" -*+,;:")
-        squeezed = re.sub(r"\s+", "", text)
-        if len(text) < 8 or _is_heading(text) or any(code in squeezed for code in added):
+        if len(text) < 8 or _is_heading(text) or secret & _shingles(text):
             continue
         result.append(text)
     named = [text for text in result if any(re.search(rf"\b{re.escape(name)}\b", text) for name in mentions)]
     return (named or result)[:limit]
+
+
+def _shingles(text: str) -> set[tuple[str, ...]]:
+    """Runs of four tokens with an operator or bracket among them: what makes a quotation of code."""
+    found: set[tuple[str, ...]] = set()
+    for line in text.splitlines():
+        tokens = re.findall(r"\w+|[^\w\s`]", line)
+        runs = (tuple(tokens[i : i + 4]) for i in range(len(tokens) - 3))
+        found |= {run for run in runs if any(token in "*+/%<>=&|^~-[(" for token in run)}
+    return found
 
 
 def _joined(lines: Sequence[str]) -> list[str]:

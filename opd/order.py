@@ -28,24 +28,18 @@ class Work(Generic[T]):
     weight: float
 
 
-def by_teacher(work: Iterable[Work[T]], resident: str | None = None) -> list[tuple[str, list[Work[T]]]]:
-    """Work grouped by teacher: the resident one first, the others by name; samples keep their order."""
+def by_teacher(work: Iterable[Work[T]], *, backwards: bool = False) -> list[tuple[str, list[Work[T]]]]:
+    """Work grouped by teacher, by name; samples keep their order.
+
+    Args:
+        backwards: from the last name to the first. A loop that turns round at each minibatch starts where it
+            ended, without having to know what is resident: the order depends on the step number alone, and
+            a resumed run adds up its gradients in the same order as an unbroken one.
+    """
     groups: dict[str, list[Work[T]]] = {}
     for item in work:
         groups.setdefault(item.teacher, []).append(item)
-    names = sorted(groups, key=lambda name: (name != resident, name))
-    return [(name, groups[name]) for name in names]
-
-
-def plan(minibatches: Iterable[Sequence[Work[T]]]) -> list[list[tuple[str, list[Work[T]]]]]:
-    """`by_teacher` over consecutive minibatches, each starting where the last one ended."""
-    planned: list[list[tuple[str, list[Work[T]]]]] = []
-    resident: str | None = None
-    for minibatch in minibatches:
-        planned.append(by_teacher(minibatch, resident))
-        if planned[-1]:
-            resident = planned[-1][-1][0]
-    return planned
+    return [(name, groups[name]) for name in sorted(groups, reverse=backwards)]
 
 
 @dataclass

@@ -86,7 +86,7 @@ def update(
     pieces: Sequence[Piece],
 ) -> StepReport:
     """One optimizer step on these pieces: each teacher's samples together, one denominator for all."""
-    work = by_teacher(assign(pieces, config.teachers), heads.name)
+    work = by_teacher(assign(pieces, config.teachers), backwards=engine.steps % 2 == 1)
     states = {
         name: pool.hidden(name, [item.sample for item in items], config.micro_tokens) for name, items in work
     }

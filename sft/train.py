@@ -76,7 +76,7 @@ def train(
     data = select(examples, max_tokens=config.max_tokens).examples
     engine = TrainEngine(
         policy.module.train(), config.optimizer, folder=run / "checkpoints",
-        clip_norm=config.clip_norm, keep=config.checkpoint.keep,
+        clip_norm=config.clip_norm, keep=config.checkpoint.keep, bias_speed=config.bias_speed,
     )  # fmt: skip
     resolved = config.model_dump(mode="json")
     with RunFolder.open(run, kind=RunKind.SFT, config=resolved, seed=config.seed, resume=True) as folder:

@@ -19,6 +19,9 @@ ROOT = Path(__file__).resolve().parent.parent
 ROOMS = ("catalog", "console", "envfactory", "model", "opd", "rl", "rollout", "sandbox", "sft", "verifiers")
 LIGHT = ("catalog", "console", "envfactory", "sandbox", "verifiers", "rollout.agents", "rollout.service")
 
+JOBS = ("console.demo.run", "console.demo.stages")
+"""Modules of light rooms that need torch at once: the command that runs them imports them when it runs."""
+
 
 def tracked() -> list[str]:
     listing = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=False)
@@ -56,6 +59,7 @@ def test_the_light_rooms_import_without_torch() -> None:
         ]
         if file.exists() and file.stem not in ("__main__", "env") and file.stem.isidentifier()
     )
+    modules = [module for module in modules if module not in JOBS]
     assert len(modules) > 40
     code = (
         "import importlib, sys\n"

@@ -19,6 +19,8 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Literal, Protocol, runtime_checkable
 
+from pydantic import BaseModel, ConfigDict, PositiveInt
+
 from envfactory import git
 from envfactory.errors import NoSpace, SourceError, full_disk_is_a_user_error
 from envfactory.trees import File
@@ -31,13 +33,14 @@ def silent(_: str) -> None:
     """The progress callback that says nothing."""
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
+class Limits(BaseModel):
     """How much of a history is fetched."""
 
-    releases: int = 12
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    releases: PositiveInt = 12
     """Newest releases of a package."""
-    commits: int = 60
+    commits: PositiveInt = 60
     """Newest commits of a repository's default branch."""
     free_mb: int = 500
     """Free space that the home folder must have before a fetch starts."""
@@ -143,9 +146,9 @@ def new_folder(final: Path) -> Iterator[Path]:
 
 
 def sync_tree(folder: Path) -> None:
-    """Put every file and name beneath a folder on the disk."""
+    """Put every file beneath a folder on the disk, and its name."""
     for root, _, names in os.walk(folder):
-        for place in [*(os.path.join(root, name) for name in names), root]:
+        for place in [*(os.path.join(root, name) for name in names), root] if names else []:
             if os.path.islink(place):
                 continue
             handle = os.open(place, os.O_RDONLY)

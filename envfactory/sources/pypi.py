@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import calendar
 import hashlib
+import os
 import re
 import sys
+import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -20,7 +22,6 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.utils import InvalidSdistFilename, canonicalize_name, parse_sdist_filename
 from packaging.version import InvalidVersion, Version
 
-from catalog.atomic import write_atomic
 from catalog.models import digest_json
 from envfactory import git
 from envfactory.errors import SourceError
@@ -154,7 +155,11 @@ def _cached(index: PackageIndex, file: IndexFile, home: Path) -> bytes:
             return data
     data = index.download(file)
     if file.sha256:
-        write_atomic(place, data)
+        # No fsync: what a crash spoils fails its hash above and is fetched again.
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=place.parent, delete=False) as temporary:
+            temporary.write(data)
+        os.replace(temporary.name, place)
     return data
 
 

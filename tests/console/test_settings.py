@@ -10,6 +10,7 @@ import pytest
 from pydantic import BaseModel, ConfigDict, model_validator
 
 from catalog.errors import UserError
+from console.job_settings import EvaluateJob, OpdJob, RlJob, SftJob
 from console.settings import describe, load_settings
 
 
@@ -82,3 +83,16 @@ def test_every_setting_is_described() -> None:
     assert lines["--steps"] == ("20", "Optimizer steps.")
     assert lines["--loss.kind"] == ("pg", "Which formula.")
     assert lines["--policy"][0] == "required"
+
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+JOBS = {"sft": SftJob, "rl": RlJob, "opd": OpdJob, "evaluate": EvaluateJob}
+
+
+def test_every_shipped_file_loads() -> None:
+    shipped = {file.stem: file for file in EXAMPLES.glob("*.toml")}
+    assert shipped.keys() >= JOBS.keys()
+    for name, model in JOBS.items():
+        load_settings(model, shipped[name])
+    job = load_settings(RlJob, shipped["rl"])
+    assert job.resolved_service().efforts == job.train.effort.efforts == (50, 100)

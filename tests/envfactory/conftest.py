@@ -24,14 +24,24 @@ def offline(wheel_index: str, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
+@pytest.fixture(scope="session")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Wheels and image layers, which are named by content, serve all tests."""
+    return tmp_path_factory.mktemp("shared")
+
+
 @pytest.fixture
-def home(tmp_path: Path) -> Path:
+def home(tmp_path: Path, shared: Path) -> Path:
+    """A new home folder with the shared wheels."""
+    (shared / "wheels").mkdir(exist_ok=True)
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home/wheels").symlink_to(shared / "wheels")
     return tmp_path / "home"
 
 
 @pytest.fixture
-def images(home: Path) -> ImageStore:
-    return ImageStore(home / "images")
+def images(shared: Path) -> ImageStore:
+    return ImageStore(shared / "images")
 
 
 @pytest.fixture

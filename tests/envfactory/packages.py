@@ -139,7 +139,9 @@ def repository(folder: Path, states: Sequence[tuple[Mapping[str, str], str]]) ->
     return folder
 
 
-def local_wheels(root: Path, names: Sequence[str] = ("pytest", "pluggy", "iniconfig", "packaging", "pygments")) -> str:
+def local_wheels(
+    root: Path, names: Sequence[str] = ("pytest", "pluggy", "iniconfig", "packaging", "pygments")
+) -> str:
     """A simple index of wheels, zipped from packages of the running interpreter. Its file:// address."""
     releases: dict[str, list[tuple[str, bytes]]] = {}
     for name in names:

@@ -34,7 +34,8 @@ async def test_proposals_are_reproducible_and_capped() -> None:
 
 async def test_splits_share_no_file_and_held_out_operators_stay_out_of_training() -> None:
     files = {
-        f"p/m{i}.py": f"def f{i}(a, b):\n    x = a, b\n    b += 1\n    return x[0] - b\n" for i in range(20)
+        f"p/m{i}.py": f"def f{i}(a, b):\n    x = a, b\n    b += 1\n    print(b)\n    return x[0] - b\n"
+        for i in range(20)
     }
     tests = {f"t{i}": [f"p/m{i}.py::f{i}"] for i in range(20)}
     bugs = propose(files, tests, BugConfig(operator_share=1.0, per_function=20))

@@ -11,6 +11,8 @@ from sandbox.base import SandboxProvider, SandboxSpec
 from sandbox.images import ImageStore
 from tests.envfactory.packages import TESTS, repository, tiny
 
+OFFLINE = "import socket\n\n\ndef test_a():\n    socket.getaddrinfo('example.org', 80)\n"
+
 pytestmark = pytest.mark.usefixtures("offline")
 
 
@@ -48,14 +50,20 @@ async def test_a_package_becomes_an_environment_where_its_tests_ran_twice(
     ("change", "words"),
     [
         ({"tests/test_core.py": "def test_a():\n    assert False\n"}, "fails its own tests (0 of 1 pass"),
-        ({"tests/test_core.py": "import nowhere_to_be\n\ndef test_a():\n    pass\n"}, "import nowhere_to_be, which"),
         (
-            {"tests/test_core.py": "import socket\n\ndef test_a():\n    socket.getaddrinfo('example.org', 80)\n"},
-            "need the network",
+            {"tests/test_core.py": "import nowhere_to_be\n\ndef test_a():\n    pass\n"},
+            "import nowhere_to_be, which",
         ),
-        ({"pyproject.toml": "[project]\nname = 't'\ndependencies = ['no-such-dependency-x']\n"}, "has no wheel for"),
-        ({"tests/test_core.py": "import time\n\ndef test_a():\n    time.sleep(60)\n"}, "takes longer than 2 s"),
-        ({"tinysum/__init__.py": "raise ImportError('no compiled part')\n", "tinysum/fast.c": "int x;"}, "compiled"),
+        ({"tests/test_core.py": OFFLINE}, "need the network"),
+        (
+            {"pyproject.toml": "[project]\nname = 't'\ndependencies = ['no-such-dependency-x']\n"},
+            "has no wheel for",
+        ),
+        (
+            {"tests/test_core.py": "import time\n\ndef test_a():\n    time.sleep(60)\n"},
+            "takes longer than 2 s",
+        ),
+        ({"tinysum/__init__.py": "raise ImportError\n", "tinysum/fast.c": "int x;"}, "compiled"),
     ],
 )
 async def test_what_does_not_run_is_one_sentence(

@@ -226,3 +226,19 @@ def test_a_folder_appears_whole_or_not_at_all(tmp_path: Path) -> None:
         with new_folder(tmp_path / "d/final") as folder:
             (folder / "whole").write_text(text)
     assert [(p.name, (p / "whole").read_text()) for p in (tmp_path / "d").iterdir()] == [("final", "first")]
+
+
+def test_a_long_history_costs_what_its_newest_commits_cost(tmp_path: Path) -> None:
+    stream = [
+        f"commit refs/heads/main\ncommitter t <t@t> {1_000_000_000 + i} +0000\ndata 1\nx\n"
+        f"M 100644 inline tests/test_{i % 9}.py\ndata {len(str(i)) + 23}\ndef test_a():\n  assert {i}\n"
+        for i in range(5000)
+    ]
+    folder = tmp_path / "long"
+    folder.mkdir()
+    git.run(["init", "-q", "--bare", "-b", "main", "."], folder)
+    git.run(["fast-import", "--quiet"], folder, stdin="".join(stream).encode())
+    history = open_source(str(folder), Limits(commits=20)).fetch(tmp_path / "home")
+    assert len(history.revisions) == 21
+    objects = git.run(["count-objects", "-v"], history.repository).decode()
+    assert int(objects.partition("in-pack: ")[2].split()[0]) < 200

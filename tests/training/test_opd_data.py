@@ -6,7 +6,7 @@ import threading
 import torch
 
 from opd.cache import HiddenCache, Key, sample_digest
-from opd.order import Heads, Work, by_teacher, plan
+from opd.order import Heads, Work, by_teacher
 
 
 def test_states_come_back_as_they_were_put(tmp_path):
@@ -65,13 +65,12 @@ def test_prune_removes_the_oldest(tmp_path):
     assert [cache.get(key) is not None for key in keys] == [False, False, True, True]
 
 
-def test_a_minibatch_visits_each_teacher_once_and_starts_with_the_resident():
+def test_a_minibatch_visits_each_teacher_once_and_the_next_one_turns_round():
     work = [Work(i, "bca"[i % 3], 1.0) for i in range(9)]
-    groups = by_teacher(work, resident="b")
-    assert [name for name, _ in groups] == ["b", "a", "c"]
-    assert [item.sample for item in groups[0][1]] == [0, 3, 6]
-    planned = plan([work, work])
-    assert [[name for name, _ in groups] for groups in planned] == [["a", "b", "c"], ["c", "a", "b"]]
+    there, back = by_teacher(work), by_teacher(work, backwards=True)
+    assert [name for name, _ in there] == ["a", "b", "c"]
+    assert [name for name, _ in back] == ["c", "b", "a"]
+    assert [item.sample for item in there[1][1]] == [0, 3, 6]
 
 
 def test_at_most_one_head_is_resident_and_the_next_is_read_meanwhile():

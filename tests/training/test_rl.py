@@ -18,6 +18,7 @@ from tests.training import tiny
 
 ADAM = OptimizerConfig(kind="adamw", lr=3e-3, weight_decay=0.0, eps=1e-8)
 CONFIG = RlConfig(steps=6, micro_tokens=128, optimizer=ADAM, effort=EffortConfig(k0=0.0))
+SHORT = CONFIG.model_copy(update={"steps": 4})
 
 
 def gradients(config, net, batch):
@@ -29,7 +30,9 @@ def gradients(config, net, batch):
             seen.update({n: p.grad.clone() for n, p in self.module.named_parameters() if p.grad is not None})
             return super()._clip()
 
-    metrics = learn(config, Watched(net.module, ADAM.model_copy(update={"lr": 0.0})), net, batch)
+    metrics = learn(
+        config, Watched(net.module, ADAM.model_copy(update={"lr": 0.0}), bias_speed=0.0), net, batch
+    )
     return seen, metrics
 
 
@@ -55,7 +58,7 @@ def test_trainer_and_sampler_agree_at_staleness_zero(net, temperature):
     for batch in packed(CONFIG, pieces):
         wanted, now_N, _ = logprobs(net, pieces, batch)
         recorded_N = wanted.lay([item.logprobs for item in pieces])
-        assert float((now_N - recorded_N).abs().max()) < 1e-4
+        assert float((now_N - recorded_N).detach().abs().max()) < 1e-4
 
 
 def test_a_wrong_decoder_start_is_noticed(net):
@@ -168,13 +171,14 @@ async def test_with_learning_rate_zero_nothing_moves(tmp_path):
 
 
 async def test_reward_rises(tmp_path):
-    config = CONFIG.model_copy(update={"steps": 20, "optimizer": ADAM.model_copy(update={"lr": 1e-2})})
-    source = tiny.Recorder(lag=1, prompts=6, samples=6)
+    config = CONFIG.model_copy(update={"steps": 10, "micro_tokens": 2048})
+    config = config.model_copy(update={"optimizer": ADAM.model_copy(update={"lr": 1e-2})})
+    source = tiny.Recorder(lag=1, prompts=4, samples=6, cycle=1)
     result = await train(config, tiny.policy(), source.open, run=tmp_path)
     rewards = [line["reward"] for line in read_lines(tmp_path / "metrics.jsonl")]
-    assert sum(rewards[-5:]) / 5 > sum(rewards[:5]) / 5 + 0.15
-    assert source.handed_out == list(range(20))
-    assert result.steps == 20
+    assert sum(rewards[-3:]) / 3 > sum(rewards[:3]) / 3 + 0.1
+    assert source.handed_out == list(range(10))
+    assert result.steps == 10
     assert all(math.isfinite(value) for value in result.last.values())
 
 
@@ -183,16 +187,16 @@ import asyncio, sys
 from pathlib import Path
 from rl.train import train
 from tests.training import tiny
-from tests.training.test_rl import CONFIG
-asyncio.run(train(CONFIG, tiny.policy(), tiny.Recorder().open, run=Path(sys.argv[1])))
+from tests.training.test_rl import SHORT
+asyncio.run(train(SHORT, tiny.policy(), tiny.Recorder(prompts=2).open, run=Path(sys.argv[1])))
 """
 
 
 async def test_killed_at_random_moments_ends_in_the_same_bits(tmp_path):
-    whole = await train(CONFIG, tiny.policy(), tiny.Recorder().open, run=tmp_path / "whole")
-    kills = tiny.run_and_kill(KILLED, tmp_path / "killed", tmp_path / "killed" / "metrics.jsonl", kills=2)
-    assert kills == 2
+    whole = await train(SHORT, tiny.policy(), tiny.Recorder(prompts=2).open, run=tmp_path / "whole")
+    kills = tiny.run_and_kill(KILLED, tmp_path / "killed", tmp_path / "killed" / "metrics.jsonl", kills=1)
+    assert kills == 1
     other = FlashPolicy.open(tmp_path / "killed" / "policy")
     assert tiny.weights_equal(FlashPolicy.open(whole.policy), other)
     lines = list(read_lines(tmp_path / "killed" / "metrics.jsonl"))
-    assert [line["step"] for line in lines] == list(range(1, 7)), "no step is missing or counted twice"
+    assert [line["step"] for line in lines] == list(range(1, 5)), "no step is missing or counted twice"

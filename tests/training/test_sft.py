@@ -51,7 +51,7 @@ def loss_and_gradient(net, chosen, micro_tokens):
 def assert_close(left, right, tolerance=1e-6):
     assert left.keys() == right.keys()
     for name in left:
-        assert torch.allclose(left[name], right[name], atol=tolerance), name
+        assert torch.allclose(left[name], right[name], rtol=1e-4, atol=tolerance), name
 
 
 def test_loss_falls_on_what_the_assistant_says_alone():
@@ -130,7 +130,8 @@ def test_learns_and_says_so(tmp_path):
 
 
 def test_learning_rate_zero_changes_no_weight(tmp_path):
-    config = CONFIG.model_copy(update={"steps": 2, "optimizer": OptimizerConfig(kind="adamw", lr=0.0)})
+    still = OptimizerConfig(kind="adamw", lr=0.0)
+    config = CONFIG.model_copy(update={"steps": 2, "optimizer": still})
     result = train(config, tiny.policy(), tiny.examples(), run=tmp_path)
     before = dict(tiny.policy().module.named_parameters())
     after = FlashPolicy.open(result.policy).module.named_parameters()

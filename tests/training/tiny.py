@@ -44,61 +44,6 @@ def examples(count: int = 24, seed: int = 0) -> list[Example]:
     return made
 
 
-@torch.no_grad()
-def sample(
-    net: FlashPolicy,
-    prompt: Sequence[int],
-    *,
-    id: str,
-    group: str,
-    version: int,
-    seed: int,
-    effort: int | None = None,
-    temperature: float = 1.0,
-) -> Trajectory:
-    """Sample two turns through the policy's own cache, as an engine does: prefill, decode, tool result,
-    decode.
-
-    Reward 1 when the first sampled token is even; every seventh sample is lost to a fault of ours.
-    """
-    net.module.eval()
-    rng = random.Random(seed)
-    cache = net.open_cache(1, 256)
-    tokens: list[int] = list(prompt)
-    logprobs: dict[int, float] = {}
-    logits = cache.extend([0], [list(prompt)])[0]
-    for turn in range(2):
-        for _ in range(rng.randrange(2, 6)):
-            logp = torch.log_softmax(logits.float() / temperature, -1)
-            token = rng.choices(range(VOCAB), weights=logp.exp().tolist())[0]
-            logprobs[len(tokens)] = float(logp[token])
-            tokens.append(token)
-            logits = cache.extend([0], [[token]])[0]
-        if turn == 0:
-            result = [rng.randrange(4, VOCAB) for _ in range(rng.randrange(1, 5))]
-            tokens += result
-            logits = cache.extend([0], [result])[0]
-    net.module.train()
-    lost = Failure(boundary="sandbox", kind="lost", message="gone") if seed % 7 == 6 else None
-    return Trajectory(
-        id=id,
-        task_id=group,
-        run_id="test",
-        agent="test",
-        policy=net.name,
-        effort=effort,
-        group=group,
-        temperature=temperature,
-        token_ids=tuple(tokens),
-        sampled=tuple(at in logprobs for at in range(len(tokens))),
-        logprobs=tuple(logprobs.get(at) for at in range(len(tokens))),
-        versions=tuple(version if at in logprobs else None for at in range(len(tokens))),
-        segments=(Segment(kind="prefill", start=0, end=len(prompt), version=version, kv_version=version),),
-        verdict=None if lost else Verdict(reward=float(tokens[len(prompt)] % 2 == 0)),
-        failure=lost,
-    )
-
-
 def trajectories(
     net: FlashPolicy, step: int, *, version: int, prompts: int = 3, samples: int = 4, temperature: float = 1.0
 ) -> list[Trajectory]:
@@ -107,12 +52,74 @@ def trajectories(
     for p in range(prompts):
         rng = random.Random(f"{step}:{p}")
         prompt = [rng.randrange(4, VOCAB) for _ in range(rng.randrange(6, 24))]
-        for s in range(samples):
-            name, group, seed = f"{step}-{p}-{s}", f"{step}-{p}", 1000 * step + 10 * p + s
-            made.append(
-                sample(net, prompt, id=name, group=group, version=version, seed=seed, temperature=temperature)
-            )
-    return made
+        made += [
+            _Sample(f"{step}-{p}-{s}", f"{step}-{p}", prompt, 1000 * step + 10 * p + s)
+            for s in range(samples)
+        ]
+    _speak(net, made, temperature)
+    return [one.trajectory(net.name, version, temperature) for one in made]
+
+
+class _Sample:
+    """Two turns of a few tokens with a tool result between them.
+
+    The reward is the share of even ids among the sampled ones; every seventh sample is lost to a fault
+    of ours.
+    """
+
+    def __init__(self, id: str, group: str, prompt: list[int], seed: int) -> None:
+        self.id, self.group, self.prompt, self.seed = id, group, len(prompt), seed
+        self.rng = random.Random(seed)
+        self.tokens: list[int] = []
+        self.logprobs: dict[int, float] = {}
+        result = [self.rng.randrange(4, VOCAB) for _ in range(self.rng.randrange(1, 5))]
+        self.plan = [prompt, *[None] * self.rng.randrange(2, 5), result, *[None] * self.rng.randrange(2, 5)]
+
+    def trajectory(self, name: str, version: int, temperature: float) -> Trajectory:
+        lost = Failure(boundary="sandbox", kind="lost", message="gone") if self.seed % 7 == 6 else None
+        places = range(len(self.tokens))
+        even = [self.tokens[at] % 2 == 0 for at in self.logprobs]
+        return Trajectory(
+            id=self.id,
+            task_id=self.group,
+            run_id="test",
+            agent="test",
+            policy=name,
+            group=self.group,
+            temperature=temperature,
+            token_ids=tuple(self.tokens),
+            sampled=tuple(at in self.logprobs for at in places),
+            logprobs=tuple(self.logprobs.get(at) for at in places),
+            versions=tuple(version if at in self.logprobs else None for at in places),
+            segments=(
+                Segment(kind="prefill", start=0, end=self.prompt, version=version, kv_version=version),
+            ),
+            verdict=None if lost else Verdict(reward=sum(even) / len(even)),
+            failure=lost,
+        )
+
+
+@torch.no_grad()
+def _speak(net: FlashPolicy, made: list[_Sample], temperature: float) -> None:
+    """Sample through the policy's own cache, as an engine does: prefill, decode, tool result, decode."""
+    net.module.eval()
+    cache = net.open_cache(len(made), 64)
+    logits: dict[int, torch.Tensor] = {}
+    for turn in range(max(len(one.plan) for one in made)):
+        slots = [slot for slot, one in enumerate(made) if turn < len(one.plan)]
+        news = []
+        for slot in slots:
+            one = made[slot]
+            new = one.plan[turn]
+            if new is None:
+                logp = torch.log_softmax(logits[slot].float() / temperature, -1)
+                token = one.rng.choices(range(VOCAB), weights=logp.exp().tolist())[0]
+                one.logprobs[len(one.tokens)] = float(logp[token])
+                new = [token]
+            one.tokens += new
+            news.append(new)
+        logits |= dict(zip(slots, cache.extend(slots, news), strict=True))
+    net.module.train()
 
 
 def batch_of(
@@ -136,10 +143,12 @@ def batch_of(
 class Recorder:
     """A service in a few lines: samples on demand from the weights published `lag` publications ago.
 
-    What it hands out for step k depends on those weights alone, so a resumed run may be compared bit for bit.
+    What it hands out for step k depends on those weights and on k alone, so a resumed run may be
+    compared bit for bit. Prompts come again after `cycle` steps.
     """
 
-    def __init__(self, *, lag: int = 0, prompts: int = 3, samples: int = 4) -> None:
+    def __init__(self, *, lag: int = 0, prompts: int = 3, samples: int = 4, cycle: int = 1000) -> None:
+        self.cycle = cycle
         self.lag, self.prompts, self.samples = lag, prompts, samples
         self.published: dict[int, dict[str, torch.Tensor]] = {}
         self.handed_out: list[int] = []
@@ -153,7 +162,9 @@ class Recorder:
         behind = max(min(self.published), self.version - self.lag)
         net = policy()
         net.module.load_state_dict(self.published[behind])
-        found = trajectories(net, self.version, version=behind, prompts=self.prompts, samples=self.samples)
+        found = trajectories(
+            net, self.version % self.cycle, version=behind, prompts=self.prompts, samples=self.samples
+        )
         self.handed_out.append(self.version)
         return batch_of(found, number=self.version + 1, version=self.version)
 
