@@ -34,6 +34,7 @@ class FlashPolicy:
         self.chat = FlashChat(self.tokenizer)
         self.vocab = config.vocab
         self.width = config.width
+        self.replay_window: int | None = config.window
 
     @classmethod
     def fresh(cls, name: str, *, seed: int) -> FlashPolicy:

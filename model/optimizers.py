@@ -8,57 +8,14 @@ The release's Sinkhorn-balanced momentum for embedding and head is left out.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
 
-
-class ScheduleConfig(BaseModel):
-    """Factor on the learning rate by step: linear warm-up, constant, then cosine down to a floor."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    warmup: int = Field(0, ge=0)
-    """Steps of linear warm-up; step 0 already moves."""
-    decay_from: int | None = None
-    """Step at which the cosine begins; None keeps the rate constant."""
-    decay_to: int | None = None
-    """Step at which the floor is reached and held."""
-    floor: float = Field(0.1, ge=0, le=1)
-
-    def factor(self, step: int) -> float:
-        """Factor at `step`, from 0."""
-        warm = min(1.0, (step + 1) / self.warmup) if self.warmup else 1.0
-        if self.decay_from is None or self.decay_to is None or step <= self.decay_from:
-            return warm
-        done = min(1.0, (step - self.decay_from) / max(1, self.decay_to - self.decay_from))
-        return warm * (self.floor + (1 - self.floor) * 0.5 * (1 + math.cos(math.pi * done)))
-
-
-class OptimizerConfig(BaseModel):
-    """Constants of the release where it has them."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    kind: Literal["muon", "adamw"] = "muon"
-    """`adamw` uses it for every parameter (large networks on a CPU)."""
-    lr: float = Field(2.6e-4, gt=0)
-    """Muon's rate, and AdamW's for what has no own rate."""
-    adamw_lr: float | None = None
-    """AdamW's rate; `lr` by default."""
-    embedding_lr_scale: float = 1.0
-    weight_decay: float = 0.1
-    momentum: float = 0.95
-    gamma: float = 0.18
-    """Root mean square of Muon's update before the rate."""
-    betas: tuple[float, float] = (0.9, 0.95)
-    eps: float = 1e-20
-    schedule: ScheduleConfig = ScheduleConfig()
+from model.train_config import OptimizerConfig
 
 
 @dataclass(frozen=True)

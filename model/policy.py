@@ -81,6 +81,8 @@ class Policy(Protocol):
     """V, rows of the head."""
     width: int
     """d, channels of a hidden state."""
+    replay_window: int | None
+    """W, tokens of a prompt that the decoder reads (`replay_start`); None: all of them."""
 
     def hidden(self, batch: Batch) -> Tensor:
         """Final normalised hidden states [B, T, d], what the head reads; differentiable.

@@ -29,7 +29,8 @@ from torch import Tensor, nn
 
 from model.checkpoint import replacing
 from model.moe import MoE
-from model.optimizers import OptimizerConfig, build_optimizer
+from model.optimizers import build_optimizer
+from model.train_config import OptimizerConfig
 
 Micro = TypeVar("Micro")
 
