@@ -34,12 +34,12 @@ class NetworkConfig(BaseModel):
     format: Literal["posttrain.network/1"] = "posttrain.network/1"
     name: str
     vocab: int = 4096
-    width: int = Field(128, multiple_of=8)
+    width: int = Field(default=128, multiple_of=8)
     """d, channels of the residual stream."""
     heads: int = 4
-    head_dim: int = Field(32, multiple_of=16)
+    head_dim: int = Field(default=32, multiple_of=16)
     """D, channels of one head and of the single shared key-value head."""
-    rope_dim: int = Field(8, multiple_of=2)
+    rope_dim: int = Field(default=8, multiple_of=2)
     """Trailing channels of a head that rotate, as interleaved pairs."""
     query_rank: int = 64
     """Rank of the query projection; the indexer reads the same low-rank query."""
@@ -55,8 +55,8 @@ class NetworkConfig(BaseModel):
     index_source: tuple[int, ...] = (1, 4, 6)
     """Layers that select latents; the layers after one reuse its selection until the next one."""
     index_heads: int = 4
-    index_dim: int = Field(16, multiple_of=8)
-    index_rope_dim: int = Field(8, multiple_of=2)
+    index_dim: int = Field(default=16, multiple_of=8)
+    index_rope_dim: int = Field(default=8, multiple_of=2)
     index_topk: int = 64
     rope_theta: float = 10_000.0
     """Rotation base of layers that read no memory."""

@@ -15,7 +15,6 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Sequence
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -67,9 +66,10 @@ class HFPolicy:
         self.name = name
         self.module: Any = module
         self.tokenizer = tokenizer
+        self.replay_window: int | None = None
         self.vocab, self.width = self.head().shape
 
-    @cached_property
+    @property
     def chat(self) -> ChatML:
         """ChatML, whose two marks the tokenizer must have."""
         special = self.tokenizer.special
