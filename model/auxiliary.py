@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -42,11 +43,12 @@ class Auxiliary:
 def collect(module: nn.Module, *, stride: int = 8) -> Iterator[Auxiliary]:
     """Have the flash network `module` report auxiliary losses of the forward passes inside."""
     found = Auxiliary(stride)
-    module.auxiliary = found
+    target: Any = module
+    target.auxiliary = found
     try:
         yield found
     finally:
-        module.auxiliary = None
+        target.auxiliary = None
 
 
 def balance_loss(affinity_nE: Tensor, weight_nE: Tensor, valid_n: Tensor, rows: int) -> Tensor:

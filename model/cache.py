@@ -178,7 +178,7 @@ class _View:
         if max(self.counts) == 1:
             key_BD = keys_BTD.squeeze(1)
             store_SWD[self.slots_B, window] = key_BD
-            both = store_SWD[self.slots_B]
+            both = self._of_rows(store_SWD)
             store_SWD[self.slots_B, self.lengths_B % window] = key_BD
             return both
         rows = self.slots_B.unsqueeze(1)
@@ -223,10 +223,16 @@ class _View:
             ratio,
             store.latents_SMD,
             self.slots_B,
-            store.keys_SMK[:, :total][self.slots_B],
+            self._of_rows(store.keys_SMK)[:, :total],
             torch.ones_like(groups),
             groups,
         )
+
+    def _of_rows(self, store: Tensor) -> Tensor:
+        """The rows' slots of a store: a view if they are the first ones in order, else a copy."""
+        if self.slots == list(range(len(self.slots))):
+            return store[: len(self.slots)]
+        return store.index_select(0, self.slots_B)
 
     def _pair_up(self, store: _SourceStore, raw_BTC: Tensor, odd_B: Tensor) -> Tensor:
         """Put the token that waits for its pair before the new ones; keep the one that waits now."""

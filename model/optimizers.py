@@ -17,6 +17,9 @@ from torch import Tensor, nn
 
 from model.train_config import OptimizerConfig
 
+_torch: Any = torch
+"""Type stubs leave the foreach operations out."""
+
 
 @dataclass(frozen=True)
 class Role:
@@ -49,7 +52,8 @@ def roles(module: nn.Module, config: OptimizerConfig) -> list[Role]:
             embeddings.update(own)
         if "norm" in type(part).__name__.lower():
             norms.update(own)
-    head = getattr(module, "output", None) if not hasattr(module, "lm_head") else module.lm_head.weight
+    hugging_face: Any = getattr(module, "lm_head", None)
+    head = getattr(module, "output", None) if hugging_face is None else hugging_face.weight
     if isinstance(head, nn.Parameter):
         embeddings.add(id(head))
     adamw_lr = config.adamw_lr or config.lr
@@ -133,16 +137,16 @@ class RoleOptimizer(torch.optim.Optimizer):
         c = self.config
         grads = [p.grad.float() for p in parameters if p.grad is not None]
         momenta = [self._state(p, "momentum") for p in parameters]
-        torch._foreach_mul_(momenta, c.momentum)
-        torch._foreach_add_(momenta, grads)
+        _torch._foreach_mul_(momenta, c.momentum)
+        _torch._foreach_add_(momenta, grads)
         shape = parameters[0].shape
         matrix = shape[-2] * (shape[0] if len(shape) == 3 else 1) // group["blocks"], shape[-1]
-        ahead = torch._foreach_add(grads, momenta, alpha=c.momentum)
+        ahead = _torch._foreach_add(grads, momenta, alpha=c.momentum)
         stacked = torch.stack([x.reshape(-1, *matrix) for x in ahead]).flatten(0, 1)
         update = newton_schulz(stacked) * (c.gamma * max(matrix) ** 0.5)
         updates = [u.reshape(shape) for u in update.unflatten(0, (len(parameters), -1)).unbind(0)]
-        torch._foreach_mul_(parameters, 1 - lr * group["weight_decay"])
-        torch._foreach_add_(parameters, updates, alpha=-lr)
+        _torch._foreach_mul_(parameters, 1 - lr * group["weight_decay"])
+        _torch._foreach_add_(parameters, updates, alpha=-lr)
 
     def _adamw(self, parameters: list[nn.Parameter], lr: float, group: dict[str, Any]) -> None:
         c = self.config
@@ -150,15 +154,15 @@ class RoleOptimizer(torch.optim.Optimizer):
         grads = [p.grad.float() for p in parameters if p.grad is not None]
         first = [self._state(p, "first") for p in parameters]
         second = [self._state(p, "second") for p in parameters]
-        torch._foreach_lerp_(first, grads, 1 - b1)
-        torch._foreach_mul_(second, b2)
-        torch._foreach_addcmul_(second, grads, grads, 1 - b2)
+        _torch._foreach_lerp_(first, grads, 1 - b1)
+        _torch._foreach_mul_(second, b2)
+        _torch._foreach_addcmul_(second, grads, grads, 1 - b2)
         steps = group["steps"]
-        scale = torch._foreach_div(second, 1 - b2**steps)
-        torch._foreach_sqrt_(scale)
-        torch._foreach_add_(scale, c.eps)
-        torch._foreach_mul_(parameters, 1 - lr * group["weight_decay"])
-        torch._foreach_addcdiv_(parameters, first, scale, -lr / (1 - b1**steps))
+        scale = _torch._foreach_div(second, 1 - b2**steps)
+        _torch._foreach_sqrt_(scale)
+        _torch._foreach_add_(scale, c.eps)
+        _torch._foreach_mul_(parameters, 1 - lr * group["weight_decay"])
+        _torch._foreach_addcdiv_(parameters, first, scale, -lr / (1 - b1**steps))
 
     def _state(self, parameter: nn.Parameter, name: str) -> Tensor:
         state = self.state[parameter]

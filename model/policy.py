@@ -73,14 +73,26 @@ class Policy(Protocol):
     """A model that acts."""
 
     name: str
-    tokenizer: TextCodec
-    chat: ChatFormat
-    module: nn.Module
-    """All parameters; `module.train()` counts expert loads, `module.eval()` does not."""
     vocab: int
     """V, rows of the head."""
     width: int
     """d, channels of a hidden state."""
+
+    @property
+    def tokenizer(self) -> TextCodec:
+        """Text to ids and back."""
+        ...
+
+    @property
+    def chat(self) -> ChatFormat:
+        """How turns are written."""
+        ...
+
+    @property
+    def module(self) -> nn.Module:
+        """All parameters; `module.train()` counts expert loads, `module.eval()` does not."""
+        ...
+
     replay_window: int | None
     """W, tokens of a prompt that the decoder reads (`replay_start`); None: all of them."""
 

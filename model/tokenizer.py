@@ -100,7 +100,7 @@ class Tokenizer:
     @cached_property
     def _bytes(self) -> list[bytes]:
         table = _byte_alphabet()
-        names = [self._inner.id_to_token(i) for i in range(self.vocab)]
+        names = [self._inner.id_to_token(i) or "" for i in range(self.vocab)]
         return [name.encode() if name in SPECIALS else bytes(table[char] for char in name) for name in names]
 
 

@@ -34,6 +34,8 @@ from model.train_config import OptimizerConfig
 
 Micro = TypeVar("Micro")
 
+_torch: Any = torch
+"""Type stubs leave the foreach operations out."""
 _STATE, _DATA = "state.pt", "data.json"
 
 
@@ -195,8 +197,8 @@ class TrainEngine:
         grads = [p.grad for p in self.module.parameters() if p.grad is not None]
         if not grads:
             raise ValueError("no parameter got a gradient: is the loss detached?")
-        norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)).float())
-        torch._foreach_mul_(grads, (self.clip_norm / (norm + 1e-6)).clamp_max(1.0))
+        norm = torch.linalg.vector_norm(torch.stack(_torch._foreach_norm(grads)).float())
+        _torch._foreach_mul_(grads, (self.clip_norm / (norm + 1e-6)).clamp_max(1.0))
         return norm
 
     def _refuse(self, losses: list[float]) -> None:

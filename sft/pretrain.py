@@ -29,6 +29,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from model.auxiliary import collect
 from model.batch import Batch
 from model.flash import FlashPolicy
 from model.moe import MoE
@@ -212,9 +213,12 @@ def train(args: argparse.Namespace, preset_name: str, data: Data) -> dict[str, o
                 choices = Choices(data.choices("train"), args.columns, device, args.seed + step)
             parts.append((args.choice_share, *choices.batch(args.rows)))
         for weight, batch, targets in parts:
-            with torch.autocast(device, dtype=torch.bfloat16, enabled=device == "cuda"):
+            with (
+                torch.autocast(device, dtype=torch.bfloat16, enabled=device == "cuda"),
+                collect(policy.module) as beside,
+            ):
                 loss, _ = loss_of(policy, batch, targets)
-            (weight * loss).backward()
+            (weight * (loss + 1e-4 * beside.balance()) + beside.indexer()).backward()
         norm = torch.nn.utils.clip_grad_norm_(policy.module.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
