@@ -3,9 +3,10 @@
     grader = Grader(provider, images, blobs, VerdictCache())
     verdict = await grader.grade(task, diff)
 
-The order of events: refuse what the diff may not touch, apply the rest to clean files, put every protected file
-(tests, conftest, ini) back from the task's blob, drop configuration that the task does not have, run the tests
-in a fresh jail, compare the complete set of ids. No process and no file of the agent's sandbox takes part.
+The order of events: refuse what the diff may not touch, apply the rest to clean files, put every protected
+file (tests, conftest, ini) back from the task's blob, drop configuration that the task does not have, run
+the tests in a fresh jail, compare the complete set of ids. No process and no file of the agent's sandbox
+takes part.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import hashlib
 import io
 import subprocess
 import tarfile
-from collections.abc import AsyncIterator, Collection, Mapping
+from collections.abc import AsyncGenerator, Collection, Mapping
 from contextlib import asynccontextmanager
 from functools import lru_cache
 from typing import Protocol, Self
@@ -31,8 +32,10 @@ from verifiers.verdicts import verdict
 __all__ = ["Blobs", "Grader", "Images", "is_configuration", "protected_files", "verdict"]
 
 _CONFIGURATION = frozenset(
-    "conftest.py pytest.ini .pytest.ini pytest.toml .pytest.toml tox.ini setup.cfg pyproject.toml "
-    "sitecustomize.py usercustomize.py pytest.py".split()
+    (
+        *("conftest.py", "pytest.ini", ".pytest.ini", "pytest.toml", ".pytest.toml", "tox.ini", "setup.cfg"),
+        *("pyproject.toml", "sitecustomize.py", "usercustomize.py", "pytest.py"),
+    )
 )
 _PACKAGES = frozenset({"_pytest", "pytest", "pluggy"})
 
@@ -52,7 +55,7 @@ class Images(Protocol):
 
 
 def is_configuration(path: str) -> bool:
-    """Whether a file of this name can steer the test run or the interpreter; an agent's copy never applies."""
+    """Whether a file of this name can steer the tests or the interpreter; an agent's copy never applies."""
     *folders, name = path.split("/")
     return name in _CONFIGURATION or name.endswith((".pth", ".pyc")) or not _PACKAGES.isdisjoint(folders)
 
@@ -218,7 +221,7 @@ class Grader:
         return await asyncio.to_thread(patches.apply, diff, read, task.verifier.allowed)
 
     @asynccontextmanager
-    async def _runner(self, task: Task) -> AsyncIterator[TestRunner]:
+    async def _runner(self, task: Task) -> AsyncGenerator[TestRunner]:
         """A warm runner on the task's image with its protected files in place."""
         environment, protected = task.environment, task.verifier.protected
 

@@ -3,9 +3,9 @@
     async with TestRunner(provider, image) as runner:
         run = await runner.run({"pkg/core.py": source}, ["tests/test_core.py"])
 
-One sandbox is kept open with a warm interpreter (`verifiers.harness`); every run happens in a fresh jail forked
-from it: own processes, mounts, network and ipc, a private writable workspace that is thrown away, no rights, and
-no view of the harness. Printed text and exit codes decide nothing. Left out: other frameworks than pytest.
+One sandbox stays open with a warm interpreter (`verifiers.harness`); every run happens in a fresh jail forked
+from it: own processes, mounts, network and ipc, a private writable workspace that is thrown away, no rights,
+and no view of the harness. Printed text and exit codes decide nothing. Left out: all but pytest.
 """
 
 from __future__ import annotations

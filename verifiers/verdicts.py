@@ -22,8 +22,8 @@ _ACCEPTED: dict[TestStatus, frozenset[TestStatus]] = {
     TestStatus.ERROR: frozenset(TestStatus) - {TestStatus.ABSENT},
     TestStatus.ABSENT: frozenset(TestStatus),
 }
-"""What satisfies an expectation outside of fail-to-pass and pass-to-pass: the gold run's class or a better one.
-Tests that failed for gold may do anything but vanish, so that fixing one more is no fault."""
+"""What satisfies an expectation outside of fail-to-pass and pass-to-pass: the gold run's class or a better
+one. Tests that failed for gold may do anything but vanish, so that fixing one more is no fault."""
 
 
 def verdict(
@@ -62,7 +62,9 @@ def verdict(
     if run.tampered:
         parts.append(f"tampered with: {'; '.join(run.tampered[:_SHOWN])}")
     if run.outcome != "finished":
-        parts.append({"timeout": "the run did not end in time", "crashed": "the test process died"}[run.outcome])
+        parts.append(
+            {"timeout": "the run did not end in time", "crashed": "the test process died"}[run.outcome]
+        )
     if wrong:
         parts.append(f"{len(wrong)} of {len(must_pass | set(expected))} tests differ: {_some(wrong)}")
     passed = not parts

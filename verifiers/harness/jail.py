@@ -194,7 +194,7 @@ def limit(limits: Limits) -> None:
         (resource.RLIMIT_NOFILE, 1024),
         (resource.RLIMIT_CORE, 0),
     ):
-        soft, hard = resource.getrlimit(kind)
+        hard = resource.getrlimit(kind)[1]
         if hard != resource.RLIM_INFINITY:
             value = min(value, hard)
         resource.setrlimit(kind, (value, value))

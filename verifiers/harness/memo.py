@@ -33,7 +33,8 @@ class CompileMemo:
     def install(self) -> None:
         """Make this process's import system and pytest's rewriting look here first."""
         modules, tests = self.modules, self.tests
-        plain, rewriting = importlib.machinery.SourceFileLoader.source_to_code, rewrite._rewrite_test
+        plain = importlib.machinery.SourceFileLoader.source_to_code
+        rewriting = rewrite._rewrite_test  # pyright: ignore[reportPrivateUsage]
 
         def source_to_code(self: Any, data: Any, path: Any, **options: Any) -> types.CodeType:
             code = modules.get((path, data)) if isinstance(data, bytes) and isinstance(path, str) else None
@@ -47,7 +48,7 @@ class CompileMemo:
             return importlib.util.source_hash(source), code
 
         importlib.machinery.SourceFileLoader.source_to_code = source_to_code  # type: ignore[method-assign]
-        rewrite._rewrite_test = rewrite_test
+        rewrite._rewrite_test = rewrite_test  # pyright: ignore[reportPrivateUsage]
 
     def learn(self, workdir: str, base: str, paths: Iterable[str]) -> None:
         """Compile the clean copies of workspace files that a jail imported. Each path is looked at once."""
