@@ -101,6 +101,8 @@ class Build:
     tree: dict[str, File]
     """The clean workspace."""
     suite: Suite
+    plugins: tuple[str, ...] = ()
+    """pytest plugins that the tests need, for `TestRunner` and `Grader`."""
 
     @property
     def env(self) -> dict[str, str]:
@@ -159,8 +161,10 @@ async def build(
     for _ in range(4):
         progress(f"{history.name} {version}: environment with {', '.join([*wanted, *optional])}")
         lock = _resolve(wanted, optional, home, history.name)
-        env_image, image = _images(lock, home, extra, tree, layout, images)
-        suite, messages = await _suite(provider, image, layout, config, progress)
+        environment = wheels.environment_tree(lock, home, extra)
+        plugins = wheels.pytest_plugins(environment)
+        env_image, image = _images(environment, tree, layout, images)
+        suite, messages = await _suite(provider, image, plugins, layout, config, progress)
         more = _missing_modules(messages, tree, lock)
         if not more:
             break
@@ -180,6 +184,7 @@ async def build(
         image=image,
         tree=tree,
         suite=suite,
+        plugins=plugins,
     )
     with full_disk_is_a_user_error(home):
         write_atomic(record, json.dumps(_dump(result), indent=1).encode())
@@ -205,17 +210,12 @@ def _resolve(wanted: Sequence[str], optional: list[str], home: Path, name: str) 
 
 
 def _images(
-    lock: wheels.Lock,
-    home: Path,
-    extra: dict[str, File],
-    tree: dict[str, File],
-    layout: Layout,
-    images: ImageStore,
+    environment: dict[str, File], tree: dict[str, File], layout: Layout, images: ImageStore
 ) -> tuple[str, str]:
-    with full_disk_is_a_user_error(home), scratch() as folder:
-        wheels.write_environment(wheels.environment_tree(lock, home, extra), folder / "env")
+    with full_disk_is_a_user_error(images.root), scratch() as folder:
+        wheels.write_environment(environment, folder / "env")
         env_image = images.add_layer(
-            images.host_base(), folder / "env", env=sandbox_env(layout), note="environment"
+            images.host_base(), folder / "env", env=sandbox_env(layout), note="environment", owner="root"
         )
         write_tree(tree, folder / "workspace")
         image = images.add_layer(env_image, folder / "workspace", at="/workspace", note="clean workspace")
@@ -223,14 +223,19 @@ def _images(
 
 
 async def _suite(
-    provider: SandboxProvider, image: str, layout: Layout, config: BuildConfig, progress: Progress
+    provider: SandboxProvider,
+    image: str,
+    plugins: Sequence[str],
+    layout: Layout,
+    config: BuildConfig,
+    progress: Progress,
 ) -> tuple[Suite, dict[str, str]]:
     """Run every test file twice, each time in a jail of its own, as graders will.
 
     The second time in the other order, and traced: which functions of the package each test reaches.
     """
     passes: list[list[TestRun]] = []
-    async with TestRunner(provider, image, jobs=config.jobs) as runner:
+    async with TestRunner(provider, image, jobs=config.jobs, plugins=plugins) as runner:
 
         async def run(path: str, trace: bool) -> TestRun:
             done = await runner.run({}, [path], timeout=config.file_timeout_s, trace=trace)
@@ -311,6 +316,7 @@ def _dump(build: Build) -> dict[str, object]:
         "env_image": build.env_image,
         "image": build.image,
         "suite": asdict(build.suite),
+        "plugins": build.plugins,
     }
 
 
@@ -338,4 +344,5 @@ def _load(
             dict(suite["durations"]),  # type: ignore[call-overload]
             {test: tuple(names) for test, names in suite["functions"].items()},  # type: ignore[attr-defined]
         ),
+        plugins=tuple(record["plugins"]),  # type: ignore[arg-type]
     )

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -53,8 +53,6 @@ class Chosen:
 
     candidates: CandidateSet | None
     reason: str = ""
-    order: tuple[int, ...] = ()
-    """Indices of the candidates in the order in which the solver's pool has them."""
 
 
 def draw(
@@ -153,13 +151,12 @@ async def choose(
     indices = draw(search, task_id, weights, config)
     if indices is None:
         return Chosen(None, f"pool: only {len(search.pool)} edits, {config.count} are needed")
-    known = {one.index: one.passed for one in search.tries}
-    known[search.found] = True
+    known = {one.index: one for one in search.tries}
     fresh = [i for i in indices if i not in known]
     runs = [attempt(workspace, search.pool[i], i, runner, config.timeout_s) for i in fresh]
-    known |= {one.index: one.passed for one in await asyncio.gather(*runs)}
-    visible = tuple(known[i] for i in indices)
-    verdicts = await asyncio.gather(*(_verdict(search.pool[i], known[i], judge) for i in indices))
+    known |= {one.index: one for one in await asyncio.gather(*runs)}
+    visible = tuple(known[i].passed for i in indices)
+    verdicts = await asyncio.gather(*(_verdict(search.pool[i], known[i].passed, judge) for i in indices))
     if any(verdict is None for verdict in verdicts):
         return Chosen(None, "infrastructure: a candidate could not be judged")
     passes = tuple(bool(verdict) for verdict in verdicts)
@@ -167,14 +164,19 @@ async def choose(
         return Chosen(None, "none passes: the search's success fails hidden tests")
     if sum(passes) > config.most_passing:
         return Chosen(None, f"ambiguous: {sum(passes)} of {len(passes)} candidates pass")
+    order = tuple(sorted(range(len(indices)), key=lambda n: indices[n]))
     chosen = CandidateSet(
         task_id=task_id,
         candidates=tuple(_record(search.pool[i], blobs) for i in indices),
         passes_visible=visible,
         passes=passes,
+        messages=tuple("" if known[i].passed else known[i].message or known[i].outcome for i in indices),
         tried=len(search.tries),
+        order=order,
+        test_source=workspace.test_source,
+        failure=search.message,
     )
-    return Chosen(chosen, "", tuple(sorted(range(len(indices)), key=lambda n: indices[n])))
+    return Chosen(chosen)
 
 
 async def _verdict(choice: Choice, visible: bool, judge: Judge) -> bool | None:
@@ -193,16 +195,14 @@ def _record(choice: Choice, blobs: Blobs) -> Candidate:
     )
 
 
-def demonstration(
-    chosen: CandidateSet, order: Sequence[int], *, tries: int = 3
-) -> list[dict[str, Any]] | None:
+def demonstration(chosen: CandidateSet, *, tries: int = 3) -> list[dict[str, Any]] | None:
     """The solver's way through a set: try in its order until the visible test passes, then submit.
 
     None when it finds nothing in `tries`, or when what it would submit fails the hidden tests: only
     verified trajectories are taught.
     """
     steps: list[dict[str, Any]] = []
-    for index in order[:tries]:
+    for index in chosen.order[:tries]:
         passed = chosen.passes_visible[index]
         steps.append({"action": "try", "candidate": index, "passed": passed})
         if passed:

@@ -12,6 +12,8 @@ later. Nothing here writes a test.
 from __future__ import annotations
 
 import ast
+import asyncio
+import difflib
 import re
 import time
 from collections.abc import Sequence
@@ -21,7 +23,7 @@ from pathlib import PurePosixPath
 
 from catalog.models import Origin, TestStatus
 from envfactory import interface, statement
-from envfactory.build import Build
+from envfactory.build import Build, sandbox_env
 from envfactory.errors import BuildError
 from envfactory.layout import Layout, detect, is_protected, is_test_path, module_name
 from envfactory.packaging import Draft
@@ -178,12 +180,14 @@ class _Pair:
 
     async def examine(self, provider: SandboxProvider, images: ImageStore, deadline: float) -> list[Draft]:
         """Run the candidates of this pair."""
+        assert self.layout is not None
         with scratch() as temporary:
             write_tree(self.before, temporary / "workspace")
             image = images.add_layer(
                 self.build.env_image,
                 temporary / "workspace",
                 at="/workspace",
+                env=sandbox_env(self.layout),
                 note=f"parent {self.parent.name}",
             )
         support = {
@@ -191,7 +195,11 @@ class _Pair:
         }
         drafts: list[Draft] = []
         covered: set[str] = set()
-        async with TestRunner(provider, image) as runner:
+        async with TestRunner(provider, image, plugins=self.build.plugins) as runner:
+
+            async def run(files: dict[str, bytes | None], arguments: Sequence[str]) -> TestRun:
+                return await runner.run(files, arguments, timeout=self.config.run_timeout_s)
+
             for candidate in self.candidates:
                 if time.monotonic() > deadline:
                     self.funnel.exhausted = False
@@ -200,9 +208,9 @@ class _Pair:
                     continue
                 tests = support | {path: self.changes[path] for path in candidate.tests}
                 gold = {path: self.changes[path] for path in candidate.sources}
-                timeout = self.config.run_timeout_s
-                failing = await runner.run(tests, candidate.tests, timeout=timeout)
-                passing = await runner.run(tests | gold, candidate.tests, timeout=timeout)
+                failing, passing = await asyncio.gather(
+                    run(tests, candidate.tests), run(tests | gold, candidate.tests)
+                )
                 draft = self._judge(candidate, tests, gold, failing, passing)
                 if draft is not None:
                     covered |= set(candidate.sources)
@@ -288,6 +296,7 @@ class _Pair:
             statement=statement.release(
                 self.history.name, visible, messages, notes=notes, interface=shown, seed=name
             ),
+            layout=self.layout,
             interface=shown,
             tests=tests,
         )
@@ -353,8 +362,6 @@ def _is_version(node: ast.stmt) -> bool:
 
 def changed_lines(before: bytes, after: bytes) -> int:
     """Added and removed lines of a change (moved ones counted twice)."""
-    import difflib
-
     old, new = before.splitlines(), after.splitlines()
     matcher = difflib.SequenceMatcher(None, old, new, autojunk=False)
     kept = sum(block.size for block in matcher.get_matching_blocks())

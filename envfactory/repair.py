@@ -63,7 +63,7 @@ class RepairConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     seed: int = 0
-    budget: int = 150
+    budget: int = 80
     """Most edits to run."""
     parallel: int = 2
     """Edits run at once; the first success in order counts, so the result does not depend on timing."""
@@ -72,6 +72,8 @@ class RepairConfig(BaseModel):
     timeout_s: float = 5.0
     """For one run. An edit may loop for ever, so this is also cut to `slow` times the buggy run."""
     slow: float = 8.0
+    lossy: float = 0.1
+    """Factor on operators without a way back: seldom a repair, but sometimes the only one."""
     noise: float = 0.5
     """Spread of the seeded noise on the logarithm of the weights; 0: strictly by weight."""
     traceback_bonus: float = 3.0
@@ -251,7 +253,8 @@ def make_pool(
     """Edits of the suspicious functions with all operators, in the order of trying.
 
     The weight of an edit: prior of its operator, shared among that operator's edits of the function, times
-    the function's suspiciousness, times a bonus for a line in the traceback. A text that two operators
+    the function's suspiciousness, over the square root of the function's edits (large functions would
+    use up the budget), times a bonus for a line in the traceback. A text that two operators
     make is offered once, under the operator with the larger weight.
     """
     prior = operator_prior() if prior is None else prior
@@ -262,7 +265,9 @@ def make_pool(
         offered = edits(workspace.files[path], functions={qualname}) if path in workspace.files else []
         counts = Counter(edit.operator for edit in offered)
         for edit in offered:
-            weight = prior[edit.operator] / counts[edit.operator] * score
+            weight = prior[edit.operator] / counts[edit.operator] * score / math.sqrt(len(offered))
+            if not OPERATORS[edit.operator].invertible:
+                weight *= config.lossy
             lines = range(edit.line, edit.line + edit.before.count("\n") + 1)
             if any(line in lines for line in seen.get(path, ())):
                 weight *= config.traceback_bonus

@@ -45,7 +45,7 @@ _TOOLS = frozenset(
     setuptools-scm hatch-vcs bump2version bumpversion bump-my-version pre-commit sphinx furo mkdocs
     mkdocs-material sphinx-rtd-theme myst-parser readme-renderer check-manifest pyroma interrogate
     pydocstyle pycodestyle pyflakes mccabe towncrier zest-releaser invoke ipython jupyter notebook
-    ipdb pytest-cov pytest-xdist pytest-benchmark pytest-flake8 pytest-mypy pytest-black pytest-ruff
+    ipdb pytest-cov pytest-xdist pytest-flake8 pytest-mypy pytest-black pytest-ruff
     pytest-checkdocs pytest-enabler pytest-sugar pytest-watch pytest-randomly pytest-codspeed
     pytest-pretty tox-uv mutmut cibuildwheel numpydoc sphinx-copybutton autoflake pyupgrade vulture
     safety types-setuptools cython diff-cover pytest-github-actions-annotate-failures gitpython

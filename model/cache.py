@@ -21,6 +21,7 @@ from torch import Tensor
 
 from model.attention import QUERY_BLOCK
 from model.latent import Memory
+from model.layers import precise
 from model.network import MemorySource, Network
 
 
@@ -54,9 +55,9 @@ class FlashCache:
             groups = max_tokens // config.compress_ratios[layer] + 1
             raw = config.head_dim * config.compress_ratios[layer]
             self._sources[layer] = _SourceStore(
-                weight.new_zeros(slots, groups, config.head_dim, dtype=torch.float32),
-                weight.new_zeros(slots, groups, config.index_dim, dtype=torch.float32),
-                weight.new_zeros(slots, raw, dtype=torch.float32),
+                weight.new_zeros(slots, groups, config.head_dim, dtype=precise(weight).dtype),
+                weight.new_zeros(slots, groups, config.index_dim, dtype=precise(weight).dtype),
+                weight.new_zeros(slots, raw, dtype=precise(weight).dtype),
             )
 
     @torch.no_grad()
@@ -212,7 +213,7 @@ class _View:
         trash = store.latents_SMD.shape[1] - 1
         at = torch.where(steps < whole_B.unsqueeze(1), groups_BM, trash)
         row = self.slots_B.unsqueeze(1)
-        store.latents_SMD[row, at] = latents.float()
+        store.latents_SMD[row, at] = latents
         store.keys_SMK[row, at] = keys
         total = max(
             (self.cache._lengths[s] + c) // ratio for s, c in zip(self.slots, self.counts, strict=True)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from model.config import NetworkConfig
 from model.latent import Memory
-from model.layers import RMSNorm, linear
+from model.layers import RMSNorm, linear, precise
 from model.quantize import mxfp4
 from model.rope import rotate_tail
 
@@ -42,7 +42,7 @@ class IndexKey(nn.Module):
 
     def forward(self, latents_BMD: Tensor, rotation: Tensor) -> Tensor:
         """[B, M, K] from latents that are not rotated yet."""
-        keys = rotate_tail(self.norm(self.project(latents_BMD)).float(), rotation)
+        keys = rotate_tail(precise(self.norm(self.project(latents_BMD))), rotation)
         return mxfp4(keys) if self.quantized else keys
 
 
@@ -66,15 +66,15 @@ class Indexer(nn.Module):
             rotation: of the queries' positions.
             memory: with rotated, quantized keys.
         """
-        query = self.query_up(low_BTr).unflatten(-1, (self.heads, self.channels)).float()
+        query = precise(self.query_up(low_BTr)).unflatten(-1, (self.heads, self.channels))
         query_BTHK = rotate_tail(query, rotation.unsqueeze(2))
         if self.quantized:
             query_BTHK = mxfp4(query_BTHK)
-        weight_BTH = self.weight(x_BTd).float() * (self.heads * self.channels) ** -0.5
+        weight_BTH = precise(self.weight(x_BTd)) * (self.heads * self.channels) ** -0.5
         with torch.autocast(x_BTd.device.type, enabled=False):
             rows = query_BTHK.flatten(1, 2)
-            dots_BTHM = (rows @ memory.index_keys_BMK.float().mT).unflatten(1, (-1, self.heads))
-        return (dots_BTHM.relu() * weight_BTH.unsqueeze(-1)).sum(2)
+            dots_BTHM = (rows @ memory.index_keys_BMK.to(rows.dtype).mT).unflatten(1, (-1, self.heads))
+        return (dots_BTHM.relu() * weight_BTH.unsqueeze(-1)).sum(2).float()
 
 
 def select(scores_BTM: Tensor, visible_BTM: Tensor, memory: Memory, topk: int) -> Selection:

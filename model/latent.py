@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from model.config import NetworkConfig
-from model.layers import RMSNorm, linear
+from model.layers import RMSNorm, linear, precise
 
 
 @dataclass(frozen=True)
@@ -65,8 +65,8 @@ class Compressor(nn.Module):
 
     def raw(self, x_BTd: Tensor) -> Tensor:
         """Per-token projections [B, T, D] or, with gates behind, [B, T, 2D]; float32."""
-        kv = self.project_kv(x_BTd).float()
-        return kv if self.project_gate is None else torch.cat((kv, self.project_gate(x_BTd).float()), -1)
+        kv = precise(self.project_kv(x_BTd))
+        return kv if self.project_gate is None else torch.cat((kv, precise(self.project_gate(x_BTd))), -1)
 
     def pool(self, raw_BTC: Tensor) -> Tensor:
         """Latents [B, T//ratio, D] of whole groups, normalised, not yet rotated."""

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from model.auxiliary import Auxiliary, balance_loss
 from model.config import NetworkConfig
-from model.layers import linear
+from model.layers import linear, precise
 
 
 class MoE(nn.Module):
@@ -45,7 +45,7 @@ class MoE(nn.Module):
 
         Picks are the largest affinity plus bias; weights are affinities alone, normalised to `scaling`.
         """
-        affinity_nE = F.softplus(F.linear(x_nd.float(), self.router.weight.float())).sqrt()
+        affinity_nE = F.softplus(F.linear(precise(x_nd), precise(self.router.weight))).sqrt()
         picked_nk = (affinity_nE + self.bias_E).topk(self.picks, dim=-1).indices
         picked_nE = torch.zeros_like(affinity_nE).scatter_(1, picked_nk, 1.0)
         kept_nE = affinity_nE * picked_nE
@@ -68,7 +68,7 @@ class MoE(nn.Module):
                 auxiliary.balances.append(balance_loss(affinity_nE, weight_nE.detach(), valid_n, rows))
         if self.training and torch.is_grad_enabled():
             with torch.no_grad():
-                self.load_E += valid_n @ (weight_nE > 0).float()
+                self.load_E += (valid_n.unsqueeze(1) * (weight_nE > 0)).sum(0)
         gate = torch.cat((self.gate.flatten(0, 1), self.shared_gate.weight))
         up = torch.cat((self.up.flatten(0, 1), self.shared_up.weight))
         hidden = F.silu(F.linear(x_nd, gate).clamp_max(self.limit))

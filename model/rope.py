@@ -8,6 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from model.layers import precise
+
 
 def rotation(positions: Tensor, channels: int, theta: float) -> Tensor:
     """Unit complex numbers [..., R/2] at angles `position * theta^(-2i/R)`, i in 0..R/2-1."""
@@ -26,6 +28,6 @@ def rotate_tail(x: Tensor, by: Tensor, *, inverse: bool = False) -> Tensor:
     """
     half = by.shape[-1]
     kept, tail = x.split([x.shape[-1] - 2 * half, 2 * half], dim=-1)
-    pairs = torch.view_as_complex(tail.float().unflatten(-1, (half, 2)).contiguous())
+    pairs = torch.view_as_complex(precise(tail).unflatten(-1, (half, 2)).contiguous())
     turned = torch.view_as_real(pairs * (by.conj() if inverse else by)).flatten(-2)
     return torch.cat((kept, turned.to(x.dtype)), dim=-1)

@@ -57,7 +57,8 @@ class SampleRunner:
         self.log = TrajectoryLog(folder / "trajectories.jsonl", sync=sync != "never")
         self._journals = folder / "journal"
         self._speaker, self._agent = speaker, agent
-        self._sampling, self._sync, self._progress = sampling, sync, progress
+        self._sampling, self._progress = sampling, progress
+        self._sync: SyncPolicy = sync
         self._overdue: set[str] = set()
         self._running: dict[str, asyncio.Task[Trajectory]] = {}
         self._remove_finished()

@@ -178,8 +178,7 @@ def _without_docstring(source: str) -> str:
         if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) or len(node.body) < 2:
             continue
         first = node.body[0]
-        is_text = isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant)
-        if is_text and isinstance(first.value.value, str) and first.end_lineno:
+        if ast.get_docstring(node, clean=False) is not None and first.end_lineno:
             lines[first.lineno - 1 : first.end_lineno] = [""] * (first.end_lineno - first.lineno + 1)
     return "\n".join(lines)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ def capabilities(hello: dict[str, Any]) -> Capabilities:
     missing: list[str] = []
     if not groups["memory"]:
         missing.append(
-            f"memory of the whole sandbox (only RLIMIT_AS per process): {groups['reasons'].get('memory')}"
+            f"memory of the whole sandbox (only RLIMIT_DATA per process): {groups['reasons'].get('memory')}"
         )
     if not groups["pids"]:
         missing.append(f"processes (only RLIMIT_NPROC of the agent): {groups['reasons'].get('pids')}")
@@ -62,4 +63,13 @@ def start_time(pid: int) -> int | None:
 
 
 def is_running(pid: int, started: int | None) -> bool:
-    return started is not None and start_time(pid) == started
+    """Whether the process of that pid and start still lives (where there is no /proc: any of that pid)."""
+    if started is not None:
+        return start_time(pid) == started
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

@@ -196,7 +196,7 @@ class NamespaceProvider:
     def _rlimits(self, spec: SandboxSpec) -> dict[str, int]:
         limits = {"RLIMIT_NOFILE": 4096}
         if not self._groups["memory"]:
-            limits["RLIMIT_AS"] = spec.memory_mb << 20
+            limits["RLIMIT_DATA"] = spec.memory_mb << 20
         if not self._groups["pids"]:
             limits["RLIMIT_NPROC"] = spec.pids
         return limits

@@ -40,7 +40,10 @@ def build(spec: dict[str, Any]) -> int:
     _proc(root, masked=not spec["nested"])
     for source, name in spec["run_binds"]:
         target = f"{root}/run/{name}"
-        _touch(target)
+        if os.path.isdir(source):
+            os.makedirs(target)
+        else:
+            _touch(target)
         _bind_read_only(source, target)
     for source, target in spec["etc_binds"]:
         _bind_read_only(source, root + target)

@@ -126,7 +126,8 @@ async def test_a_set_without_the_tests_text_gets_it_from_the_task(room):
     done = await attempt(agent, room.task, session_of(room.task, ["submit 3"]), policy="p")
     assert done.reward == 1.0
     prompt = done.turns[1].text
-    assert prompt.startswith("test\ndef test_empty():\n assert first([]) is None\nerror\nIndexError")
+    assert prompt.startswith("test\ndef test_empty():\n assert first([])")
+    assert "\nerror\nIndexError: list index out of range\n1 core.py:2\n" in prompt
 
 
 def block(command):

@@ -24,7 +24,8 @@ from sandbox.base import SandboxSpec
 from sandbox.namespace import NamespaceProvider
 async def main():
     provider = NamespaceProvider(Path(sys.argv[1]))
-    boxes = [await provider.create(SandboxSpec(image=provider.images.host_base(), owner="mortal")) for _ in range(3)]
+    spec = SandboxSpec(image=provider.images.host_base(), owner="mortal")
+    boxes = [await provider.create(spec) for _ in range(3)]
     for box in boxes:
         await box.exec("setsid sleep {number} & echo x")
     print(provider._nodelet.pid, flush=True)

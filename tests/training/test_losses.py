@@ -1,6 +1,7 @@
 """The policy-gradient losses against plain float64 references written token by token."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -20,7 +21,17 @@ def tokens(n=64, seed=0):
     now = (old + 0.3 * torch.randn(n, generator=rng, dtype=torch.float64)).requires_grad_()
     advantage = torch.randn(n, generator=rng, dtype=torch.float64)
     staleness = torch.randint(0, 4, (n,), generator=rng)
-    return now, old, TokenData(rollout, advantage, staleness)
+    return now, old, TokenData(rollout, advantage, staleness, staleness <= 2)
+
+
+def fresh(data, **changes):
+    return replace(
+        data, staleness_N=torch.zeros_like(data.staleness_N), bears_N=torch.ones(64).bool(), **changes
+    )
+
+
+def part_of(data, part):
+    return TokenData(data.rollout_N[part], data.advantage_N[part], data.staleness_N[part], data.bears_N[part])
 
 
 def reference(config, now, old, rollout, advantage, stale):
@@ -42,56 +53,50 @@ def reference(config, now, old, rollout, advantage, stale):
 @pytest.mark.parametrize("config", KINDS, ids=lambda c: f"{c.kind}-{c.anchor}")
 def test_gradient_equals_the_hand_written_one(config):
     now, old, data = tokens()
-    policy_loss(config, now, old, data, denominator=10.0, max_staleness=2).backward()
-    expected = [
-        reference(config, *values) / 10.0
-        for values in zip(
-            now.tolist(), old.tolist(), data.rollout_N.tolist(), data.advantage_N.tolist(),
-            (data.staleness_N > 2).tolist(), strict=True,
-        )
-    ]  # fmt: skip
+    policy_loss(config, now, old, data).backward()
+    columns = (now, old, data.rollout_N, data.advantage_N, ~data.bears_N)
+    expected = [reference(config, *values) for values in zip(*(c.tolist() for c in columns), strict=True)]
     assert now.grad.tolist() == pytest.approx(expected, rel=1e-12, abs=1e-15)
 
 
 @pytest.mark.parametrize("config", KINDS, ids=lambda c: f"{c.kind}-{c.anchor}")
 def test_on_policy_all_kinds_are_the_plain_policy_gradient(config):
     now, _, data = tokens()
-    data = TokenData(now.detach(), data.advantage_N, torch.zeros_like(data.staleness_N))
-    policy_loss(config, now, now.detach(), data, denominator=1.0, max_staleness=0).backward()
+    data = fresh(data, rollout_N=now.detach())
+    policy_loss(config, now, now.detach(), data).backward()
     assert torch.allclose(now.grad, -data.advantage_N, atol=1e-15)
 
 
 @pytest.mark.parametrize("config", KINDS, ids=lambda c: f"{c.kind}-{c.anchor}")
 def test_micro_batches_add_up(config):
     now, old, data = tokens()
-    whole = policy_loss(config, now, old, data, denominator=64.0, max_staleness=2)
+    whole = policy_loss(config, now, old, data).detach()
     parts = [
-        policy_loss(
-            config, now[part], old[part],
-            TokenData(data.rollout_N[part], data.advantage_N[part], data.staleness_N[part]),
-            denominator=64.0, max_staleness=2,
-        )
+        policy_loss(config, now[part], old[part], part_of(data, part)).detach()
         for part in (slice(0, 7), slice(7, 30), slice(30, 64))
-    ]  # fmt: skip
-    assert float(sum(parts).detach()) == pytest.approx(float(whole.detach()), rel=1e-12)
+    ]
+    assert float(sum(parts)) == pytest.approx(float(whole), rel=1e-12)
 
 
-def test_stale_tokens_do_not_make_the_others_louder():
-    config = LossConfig()
+def test_masked_tokens_contribute_nothing_and_do_not_make_the_others_louder():
     now, old, data = tokens()
-    policy_loss(config, now, old, data, denominator=64.0, max_staleness=3).backward()
+    policy_loss(LossConfig(), now, old, replace(data, bears_N=torch.ones(64).bool())).backward()
     everything = now.grad.clone()
     now.grad = None
-    policy_loss(config, now, old, data, denominator=64.0, max_staleness=1).backward()
-    fresh = data.staleness_N <= 1
-    assert torch.equal(now.grad[fresh], everything[fresh])
-    assert torch.equal(now.grad[~fresh], torch.zeros_like(now.grad[~fresh]))
+    policy_loss(LossConfig(), now, old, data).backward()
+    assert torch.equal(now.grad[data.bears_N], everything[data.bears_N])
+    assert float(now.grad[~data.bears_N].abs().max()) == 0.0
 
 
 def test_a_broken_token_of_zero_advantage_gives_no_nan():
     now = torch.tensor([-1.0, -1.0], requires_grad=True)
-    data = TokenData(torch.tensor([-1.0, -1e30]), torch.tensor([1.0, 0.0]), torch.tensor([0, 0]))
-    loss = policy_loss(LossConfig(), now, now.detach(), data, denominator=1.0, max_staleness=0)
+    data = TokenData(
+        torch.tensor([-1.0, -1e30]),
+        torch.tensor([1.0, 0.0]),
+        torch.tensor([0, 0]),
+        torch.tensor([True, True]),
+    )
+    loss = policy_loss(LossConfig(), now, now.detach(), data)
     loss.backward()
     assert math.isfinite(float(loss.detach()))
     assert now.grad.tolist() == [-1.0, 0.0]
@@ -105,27 +110,23 @@ def test_denominators():
 def test_stats_of_an_on_policy_batch():
     now, _, data = tokens()
     stats = TokenStats()
-    zero = TokenData(now.detach(), data.advantage_N, torch.zeros_like(data.staleness_N))
-    stats.update(LossConfig(), now, torch.ones(64), zero, max_staleness=0)
+    stats.update(LossConfig(), now.detach(), torch.ones(64), fresh(data, rollout_N=now.detach()))
     found = stats.metrics()
-    assert found["ess"] == pytest.approx(1.0)
-    assert found["ratio_mean"] == pytest.approx(1.0)
-    assert found["kl"] == 0.0
-    assert found["mismatch_max"] == 0.0
-    assert found["off_policy_ratio"] == 0.0
+    assert (found["ess"], found["ratio_mean"], found["entropy"]) == pytest.approx((1.0, 1.0, 1.0))
+    assert (found["kl"], found["mismatch_max"], found["off_policy_ratio"]) == (0.0, 0.0, 0.0)
 
 
 def test_stats_do_not_depend_on_the_split_and_see_a_mismatch():
     now, _, data = tokens()
-    config = LossConfig()
+    now = now.detach()
     whole, split = TokenStats(), TokenStats()
-    whole.update(config, now, torch.ones(64), data, max_staleness=2)
+    whole.update(LossConfig(), now, torch.ones(64), data)
     for part in (slice(0, 11), slice(11, 64)):
-        piece = TokenData(data.rollout_N[part], data.advantage_N[part], data.staleness_N[part])
-        split.update(config, now[part], torch.ones(64)[part], piece, max_staleness=2)
+        split.update(LossConfig(), now[part], torch.ones(64)[part], part_of(data, part))
     assert whole.metrics() == pytest.approx(split.metrics())
-    fresh = data.staleness_N == 0
-    gap = (now.detach() - data.rollout_N)[fresh].abs()
+    on_policy = data.staleness_N == 0
+    gap = (now - data.rollout_N)[on_policy].abs()
     assert whole.metrics()["mismatch_max"] == pytest.approx(float(gap.max()))
-    weights = (now.detach() - data.rollout_N).exp()
+    weights = (now - data.rollout_N).exp()
     assert whole.metrics()["ess"] == pytest.approx(float(weights.sum() ** 2 / (64 * weights.square().sum())))
+    assert whole.metrics()["masked_ratio"] == pytest.approx(float((~data.bears_N).float().mean()))

@@ -34,9 +34,9 @@ def naive(hidden, head, teacher, teacher_head, weight, denominator):
 @pytest.mark.parametrize("teacher", [8, 24, 40])
 def test_equals_naive_autograd_in_float64(chunk, teacher):
     hidden, head, t_hidden, t_head, weight = problem(teacher=teacher)
-    loss, kl = reverse_kl(hidden, head, t_hidden, t_head, weight, denominator=19.0, chunk=chunk)
+    loss, kl = reverse_kl(hidden, head, t_hidden, t_head, weight, chunk=chunk)
     loss.backward()
-    want_loss, want_kl, want_hidden, want_head = naive(hidden, head, t_hidden, t_head, weight, 19.0)
+    want_loss, want_kl, want_hidden, want_head = naive(hidden, head, t_hidden, t_head, weight, 1.0)
     assert torch.allclose(loss, want_loss, rtol=1e-13)
     assert torch.allclose(kl, want_kl, rtol=1e-12)
     assert torch.allclose(hidden.grad, want_hidden, rtol=1e-11, atol=1e-15)
@@ -46,31 +46,31 @@ def test_equals_naive_autograd_in_float64(chunk, teacher):
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-5), (torch.bfloat16, 1e-2)])
 def test_lower_precision_stays_close(dtype, bound):
     hidden, head, t_hidden, t_head, weight = problem(n=64, vocab=500, dtype=dtype)
-    loss, _ = reverse_kl(hidden, head, t_hidden, t_head, weight, denominator=64.0, chunk=16)
+    loss, _ = reverse_kl(hidden, head, t_hidden, t_head, weight, chunk=16)
     loss.backward()
-    _, _, want_hidden, want_head = naive(hidden, head, t_hidden, t_head, weight, 64.0)
+    _, _, want_hidden, want_head = naive(hidden, head, t_hidden, t_head, weight, 1.0)
     for got, want in ((hidden.grad, want_hidden), (head.grad, want_head)):
         assert float((got.double() - want).norm() / want.norm()) < bound
 
 
 def test_upstream_gradient_is_applied():
     hidden, head, *rest = problem()
-    loss, _ = reverse_kl(hidden, head, *rest, denominator=5.0)
-    (3.0 * loss).backward()
-    _, _, want_hidden, want_head = naive(hidden, head, *rest, 5.0 / 3.0)
+    loss, _ = reverse_kl(hidden, head, *rest)
+    (loss / 3.0).backward()
+    _, _, want_hidden, want_head = naive(hidden, head, *rest, 3.0)
     assert torch.allclose(hidden.grad, want_hidden)
     assert torch.allclose(head.grad, want_head)
 
 
 def test_micro_batches_and_order_add_up_to_the_whole():
     hidden, head, t_hidden, t_head, weight = problem()
-    loss, _ = reverse_kl(hidden, head, t_hidden, t_head, weight, denominator=37.0)
+    loss, _ = reverse_kl(hidden, head, t_hidden, t_head, weight)
     loss.backward()
     whole_hidden, whole_head = hidden.grad.clone(), head.grad.clone()
     hidden.grad = head.grad = None
     order = torch.randperm(37, generator=torch.Generator().manual_seed(1))
     for part in order.split(10):
-        loss, _ = reverse_kl(hidden[part], head, t_hidden[part], t_head, weight[part], denominator=37.0)
+        loss, _ = reverse_kl(hidden[part], head, t_hidden[part], t_head, weight[part])
         loss.backward()
     assert torch.allclose(hidden.grad, whole_hidden)
     assert torch.allclose(head.grad, whole_head)
@@ -79,16 +79,14 @@ def test_micro_batches_and_order_add_up_to_the_whole():
 def test_a_weight_of_zero_contributes_exactly_nothing():
     hidden, head, t_hidden, t_head, weight = problem()
     weight[5] = 0.0
-    loss, _ = reverse_kl(hidden, head, t_hidden, t_head, weight, denominator=1.0)
+    loss, _ = reverse_kl(hidden, head, t_hidden, t_head, weight)
     loss.backward()
     assert torch.equal(hidden.grad[5], torch.zeros_like(hidden.grad[5]))
 
 
 def test_identical_networks_have_no_divergence_and_no_gradient():
     hidden, head, *_ = problem()
-    loss, kl = reverse_kl(
-        hidden, head, hidden.detach(), head.detach(), torch.ones(37).double(), denominator=1
-    )
+    loss, kl = reverse_kl(hidden, head, hidden.detach(), head.detach(), torch.ones(37).double())
     loss.backward()
     assert float(kl.abs().max()) == 0.0
     assert float(hidden.grad.abs().max()) == 0.0
@@ -96,10 +94,10 @@ def test_identical_networks_have_no_divergence_and_no_gradient():
 
 def test_frozen_head_and_no_tokens():
     hidden, head, t_hidden, t_head, weight = problem()
-    loss, _ = reverse_kl(hidden, head.detach(), t_hidden, t_head, weight, denominator=37.0)
+    loss, _ = reverse_kl(hidden, head.detach(), t_hidden, t_head, weight)
     loss.backward()
-    assert torch.allclose(hidden.grad, naive(hidden, head, t_hidden, t_head, weight, 37.0)[2])
-    empty, kl = reverse_kl(hidden[:0], head, t_hidden[:0], t_head, weight[:0], denominator=1.0)
+    assert torch.allclose(hidden.grad, naive(hidden, head, t_hidden, t_head, weight, 1.0)[2])
+    empty, kl = reverse_kl(hidden[:0], head, t_hidden[:0], t_head, weight[:0])
     empty.backward()
     assert float(empty.detach()) == 0.0
     assert kl.numel() == 0
@@ -107,7 +105,7 @@ def test_frozen_head_and_no_tokens():
 
 def test_gradients_are_handed_out_once():
     hidden, head, *rest = problem()
-    loss, _ = reverse_kl(hidden, head, *rest, denominator=2.0)
+    loss, _ = reverse_kl(hidden, head, *rest)
     loss.backward(retain_graph=True)
     with pytest.raises(RuntimeError, match="call it again"):
         loss.backward()
@@ -116,6 +114,6 @@ def test_gradients_are_handed_out_once():
 def test_other_vocabulary_is_refused_with_a_remedy():
     hidden, head, t_hidden, t_head, weight = problem()
     with pytest.raises(ValueError, match="padded rows"):
-        reverse_kl(hidden, head[:90], t_hidden, t_head, weight, denominator=1.0)
+        reverse_kl(hidden, head[:90], t_hidden, t_head, weight)
     with pytest.raises(ValueError, match="tokens"):
-        reverse_kl(hidden, head, t_hidden[:5], t_head, weight, denominator=1.0)
+        reverse_kl(hidden, head, t_hidden[:5], t_head, weight)

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from catalog.models import Segment, Trajectory, Verdict
+from catalog.models import Failure, Segment, Trajectory, Verdict
 from model.flash import FlashPolicy
+from rollout.service import RolloutBatch
+from rollout.staleness import histogram, loss_mask
 from sft.data import Example
 
 VOCAB = 128
+ROOT = Path(__file__).parents[2]
 
 
 def policy(seed: int = 0) -> FlashPolicy:
@@ -22,7 +30,8 @@ def policy(seed: int = 0) -> FlashPolicy:
 
 
 def examples(count: int = 24, seed: int = 0) -> list[Example]:
-    """Learnable samples: a prompt, then an answer that repeats its third token, then a tool result, then again."""
+    """Learnable samples: a prompt, an answer that repeats its third token, a tool result, the answer
+    again."""
     rng = random.Random(seed)
     made = []
     for i in range(count):
@@ -37,106 +46,154 @@ def examples(count: int = 24, seed: int = 0) -> list[Example]:
 
 @torch.no_grad()
 def sample(
-    net: FlashPolicy, prompt: Sequence[int], *, id: str, group: str, version: int, seed: int, reward: float | None,
-    effort: int | None = None, temperature: float = 1.0, turns: int = 2,
-) -> Trajectory:  # fmt: skip
-    """Sample through the policy's own cache, as an engine does: prefill, decode, a tool result, decode."""
+    net: FlashPolicy,
+    prompt: Sequence[int],
+    *,
+    id: str,
+    group: str,
+    version: int,
+    seed: int,
+    effort: int | None = None,
+    temperature: float = 1.0,
+) -> Trajectory:
+    """Sample two turns through the policy's own cache, as an engine does: prefill, decode, tool result,
+    decode.
+
+    Reward 1 when the first sampled token is even; every seventh sample is lost to a fault of ours.
+    """
     net.module.eval()
     rng = random.Random(seed)
     cache = net.open_cache(1, 256)
-    tokens, sampled, logprobs, versions = list(prompt), [False] * len(prompt), [None] * len(prompt), []
-    versions = [None] * len(prompt)
-    segments = [Segment(kind="prefill", start=0, end=len(prompt), version=version, kv_version=version)]
+    tokens: list[int] = list(prompt)
+    logprobs: dict[int, float] = {}
     logits = cache.extend([0], [list(prompt)])[0]
-    for turn in range(turns):
+    for turn in range(2):
         for _ in range(rng.randrange(2, 6)):
             logp = torch.log_softmax(logits.float() / temperature, -1)
             token = rng.choices(range(VOCAB), weights=logp.exp().tolist())[0]
+            logprobs[len(tokens)] = float(logp[token])
             tokens.append(token)
-            sampled.append(True)
-            logprobs.append(float(logp[token]))
-            versions.append(version)
             logits = cache.extend([0], [[token]])[0]
-        if turn + 1 < turns:
+        if turn == 0:
             result = [rng.randrange(4, VOCAB) for _ in range(rng.randrange(1, 5))]
             tokens += result
-            sampled += [False] * len(result)
-            logprobs += [None] * len(result)
-            versions += [None] * len(result)
             logits = cache.extend([0], [result])[0]
     net.module.train()
-    verdict = failure = None
-    if reward is not None:
-        verdict = Verdict(reward=reward)
-    else:
-        failure = {"boundary": "sandbox", "kind": "lost", "message": "gone"}
+    lost = Failure(boundary="sandbox", kind="lost", message="gone") if seed % 7 == 6 else None
     return Trajectory(
-        id=id, task_id=group, run_id="test", agent="test", policy=net.name, effort=effort, group=group,
-        temperature=temperature, token_ids=tuple(tokens), sampled=tuple(sampled), logprobs=tuple(logprobs),
-        versions=tuple(versions), segments=tuple(segments), verdict=verdict, failure=failure,
-    )  # fmt: skip
+        id=id,
+        task_id=group,
+        run_id="test",
+        agent="test",
+        policy=net.name,
+        effort=effort,
+        group=group,
+        temperature=temperature,
+        token_ids=tuple(tokens),
+        sampled=tuple(at in logprobs for at in range(len(tokens))),
+        logprobs=tuple(logprobs.get(at) for at in range(len(tokens))),
+        versions=tuple(version if at in logprobs else None for at in range(len(tokens))),
+        segments=(Segment(kind="prefill", start=0, end=len(prompt), version=version, kv_version=version),),
+        verdict=None if lost else Verdict(reward=float(tokens[len(prompt)] % 2 == 0)),
+        failure=lost,
+    )
 
 
-def batch(
-    net: FlashPolicy, step: int, *, version: int, prompts: int = 3, samples: int = 4, domain: str = ""
+def trajectories(
+    net: FlashPolicy, step: int, *, version: int, prompts: int = 3, samples: int = 4, temperature: float = 1.0
 ) -> list[Trajectory]:
-    """Groups of samples; reward 1 when the first sampled token is even. Every seventh sample is lost."""
+    """Groups of samples of prompts that depend on `step` alone."""
     made = []
     for p in range(prompts):
         rng = random.Random(f"{step}:{p}")
         prompt = [rng.randrange(4, VOCAB) for _ in range(rng.randrange(6, 24))]
         for s in range(samples):
-            seed = 1000 * step + 10 * p + s
-            id = f"{step}-{p}-{s}"
-            found = sample(
-                net, prompt, id=id, group=f"{domain}g{step}-{p}", version=version, seed=seed, reward=0.0
+            name, group, seed = f"{step}-{p}-{s}", f"{step}-{p}", 1000 * step + 10 * p + s
+            made.append(
+                sample(net, prompt, id=name, group=group, version=version, seed=seed, temperature=temperature)
             )
-            first = found.token_ids[found.sampled.index(True)]
-            reward = float(first % 2 == 0)
-            if seed % 7 == 6:
-                lost = {"boundary": "sandbox", "kind": "lost", "message": "gone"}
-                made.append(
-                    Trajectory.model_validate(found.model_dump() | {"verdict": None, "failure": lost})
-                )
-            else:
-                made.append(found.model_copy(update={"verdict": Verdict(reward=reward)}))
     return made
 
 
-class Sampler:
-    """Trajectories from the newest published weights, or from ones `lag` publications older: a service in one line.
+def batch_of(
+    found: Sequence[Trajectory], *, number: int = 1, version: int = 0, bound: int = 2
+) -> RolloutBatch:
+    """What the service makes of these trajectories."""
+    judged = [t for t in found if t.reward is not None]
+    masks = [loss_mask(t, version, bound) for t in judged]
+    return RolloutBatch(
+        number=number,
+        version=version,
+        trajectories=tuple(judged),
+        masks=tuple(masks),
+        failed=tuple(t for t in found if t.reward is None),
+        dropped=(),
+        metrics={"utilisation": 1.0},
+        staleness=histogram(judged, masks, version),
+    )
 
-    What it hands out in step k depends on the weights alone, so that a resumed run can be compared bit for bit.
+
+class Recorder:
+    """A service in a few lines: samples on demand from the weights published `lag` publications ago.
+
+    What it hands out for step k depends on those weights alone, so a resumed run may be compared bit for bit.
     """
 
     def __init__(self, *, lag: int = 0, prompts: int = 3, samples: int = 4) -> None:
         self.lag, self.prompts, self.samples = lag, prompts, samples
-        self.published: dict[int, FlashPolicy] = {}
-        self.consumed: list[str] = []
-        self.starts: list[tuple[int, int]] = []
-        self.version = -1
+        self.published: dict[int, dict[str, torch.Tensor]] = {}
+        self.handed_out: list[int] = []
 
-    async def start(self, weights: Path, version: int, consumed: Sequence[str]) -> None:
-        self.starts.append((version, len(consumed)))
-        self.consumed = list(consumed)
-        await self.publish(weights, version)
+    async def open(self, weights: Any, trained: int) -> Recorder:
+        self.published = {trained: {k: v.clone() for k, v in weights.items()}}
+        self.version = trained
+        return self
 
-    async def next_batch(self) -> list[Trajectory]:
+    async def next_batch(self) -> RolloutBatch:
         behind = max(min(self.published), self.version - self.lag)
-        made = batch(
-            self.published[behind], self.version, version=behind, prompts=self.prompts, samples=self.samples
-        )
-        assert not {t.id for t in made} & set(self.consumed), "a sample was handed out twice"
-        self.consumed += [t.id for t in made]
-        return made
+        net = policy()
+        net.module.load_state_dict(self.published[behind])
+        found = trajectories(net, self.version, version=behind, prompts=self.prompts, samples=self.samples)
+        self.handed_out.append(self.version)
+        return batch_of(found, number=self.version + 1, version=self.version)
 
-    async def publish(self, weights: Path, version: int) -> None:
-        assert version > self.version, "publications only go up"
-        self.published[version] = FlashPolicy.open(weights)
+    async def publish(self, weights: Any, version: int) -> None:
+        assert version == self.version + 1, "publications go up one by one"
+        self.published[version] = {k: v.clone() for k, v in weights.items()}
         self.version = version
-
-    def metrics(self) -> Mapping[str, float]:
-        return {"utilisation": 1.0}
 
     async def close(self) -> None:
         self.published.clear()
+
+
+def weights_equal(left: FlashPolicy, right: FlashPolicy) -> bool:
+    """Bit for bit."""
+    other = right.module.state_dict()
+    return all(torch.equal(value, other[name]) for name, value in left.module.state_dict().items())
+
+
+def run_and_kill(program: str, run: Path, sign_of_life: Path, *, kills: int, seed: int = 0) -> int:
+    """Run a Python program until it ends by itself; `kills` times before, SIGKILL it at a random moment.
+
+    Args:
+        program: source; gets `run` as its argument.
+        sign_of_life: a file that grows while the program works; kills come after it grew.
+
+    Returns:
+        How often it was killed while it worked.
+    """
+    rng = random.Random(seed)
+    done = 0
+    while True:
+        size = sign_of_life.stat().st_size if sign_of_life.exists() else 0
+        child = subprocess.Popen([sys.executable, "-W", "error", "-c", program, str(run)], cwd=ROOT)
+        if done < kills:
+            while child.poll() is None and (not sign_of_life.exists() or sign_of_life.stat().st_size <= size):
+                time.sleep(0.002)
+            time.sleep(rng.uniform(0.0, 0.1))
+            if child.poll() is None:
+                child.kill()
+                done += 1
+        if child.wait(timeout=100) == 0:
+            return done
+        assert child.returncode == -signal.SIGKILL, "the program failed by itself"
