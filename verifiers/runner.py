@@ -70,6 +70,7 @@ class TestRunner:
         workdir: str = "/workspace",
         jobs: int = 2,
         base: Mapping[str, bytes | None] | None = None,
+        protected: Collection[str] = (),
         env: Mapping[str, str] | None = None,
         plugins: Sequence[str] = (),
         memory_mb: int = 1024,
@@ -82,7 +83,9 @@ class TestRunner:
             provider: where the sandbox comes from; it must support `nested`.
             image: digest of an image with a workspace and with pytest in /opt/env.
             jobs: jails that may run at once; more requests wait.
-            base: trusted files laid over the image's workspace before everything else (protected tests).
+            base: trusted files laid over the image's workspace before everything else. Tests can neither
+                change nor remove them.
+            protected: files of the image that tests can neither change nor remove.
             env: variables for the tests.
             plugins: pytest plugins to load by name; none load by themselves.
             memory_mb, pids, disk_mb: limits of one jail.
@@ -102,6 +105,7 @@ class TestRunner:
             "workdir": workdir,
             "base_mb": 4 * disk_mb,
             "base": _encode(base or {}),
+            "protected": sorted(protected),
             "env": dict(env or {}),
             "plugins": list(plugins),
             "limits": {"memory_mb": memory_mb, "processes": pids, "disk_mb": disk_mb, "cpu_s": 3600},
@@ -167,6 +171,8 @@ class TestRunner:
         timeout: float = 60,
         trace: bool = False,
         executable: Collection[str] = (),
+        trusted: Mapping[str, bytes | None] | None = None,
+        protected: Collection[str] = (),
     ) -> TestRun:
         """Run pytest in a fresh jail.
 
@@ -176,16 +182,20 @@ class TestRunner:
             timeout: seconds of wall time, after which the whole jail is killed.
             trace: also return which functions of the package each test executed (about twice as slow).
             executable: paths among `files` that get the execute bit.
+            trusted: files of ours, laid before `files`.
+            protected: further files that the tests can neither change nor remove.
 
         Raises RunnerFailed when the harness is gone, ValueError for a bad path or argument.
         """
-        for path in files:
+        for path in (*files, *(trusted or {})):
             check_path(path)
         if bad := [a for a in arguments if a.startswith("-") or not a]:
             raise ValueError(f"not a test file or id: {bad[0]!r}")
         request = {
             "op": "run",
             "files": _encode(files),
+            "trusted": _encode(trusted or {}),
+            "protected": sorted(protected),
             "executable": sorted(executable),
             "arguments": list(arguments),
             "timeout": timeout,

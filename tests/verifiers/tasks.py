@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 
-from catalog.models import Environment, Origin, Problem, Task, TestStatus, VerifierSpec
+from catalog.models import Environment, Origin, Problem, Substrate, Task, TestStatus, VerifierSpec
 from sandbox.trees import pack_files
 from verifiers import patches
 
@@ -94,7 +94,7 @@ class Blobs:
         return self.data[ref]
 
 
-def make_task(image: str, blobs: Blobs) -> Task:
+def make_task(image: str, blobs: Blobs, substrate: Substrate | None = None) -> Task:
     """`clamp` ignores its upper bound; every path may be changed."""
     verifier = VerifierSpec(
         fail_to_pass=tuple(name for name in EXPECTED if name not in PASSING_ALREADY),
@@ -109,7 +109,7 @@ def make_task(image: str, blobs: Blobs) -> Task:
         id="numbers",
         origin=Origin(kind="procedural", source="x", revision="1", path="pkg/numbers.py", function="clamp"),
         problem=Problem(statement="clamp ignores its upper bound"),
-        environment=Environment(image=image, tree="none"),
+        environment=Environment(image=image, tree="none", substrate=substrate),
         verifier=verifier,
         solution=blobs.put(patches.make_diff({"pkg/numbers.py": BUGGY}, {"pkg/numbers.py": FIXED})),
     )

@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import json
 from collections.abc import AsyncIterator
 
 import pytest
 import pytest_asyncio
 
-from catalog.models import Task, TestStatus
-from tests.verifiers.tasks import BUGGY, EXPECTED, FIRST, FIXED, REWRITTEN, WORKSPACE, Blobs, make_task
+from catalog.models import Substrate, Task, TestStatus
+from tests.verifiers.tasks import (
+    BUGGY,
+    EXPECTED,
+    FIRST,
+    FIXED,
+    PROTECTED,
+    REWRITTEN,
+    WORKSPACE,
+    Blobs,
+    make_task,
+)
 from verifiers import patches
 from verifiers.cache import VerdictCache
 from verifiers.grading import Grader
@@ -23,9 +35,22 @@ def blobs() -> Blobs:
     return Blobs()
 
 
-@pytest.fixture(scope="module")
-def task(images, blobs) -> Task:
-    return make_task(images.workspace(WORKSPACE), blobs)
+@pytest.fixture(scope="module", params=["own image", "shared image"])
+def task(images, blobs, request) -> Task:
+    """Once on its own image, once on a clean one with changes, where one test file is an older version."""
+    image = images.workspace(WORKSPACE)
+    if request.param == "own image":
+        return make_task(image, blobs)
+    clean = {
+        **WORKSPACE,
+        **PROTECTED,
+        "pkg/numbers.py": FIXED,
+        "extra.py": b"",
+        "tests/test_second.py": b"# old",
+    }
+    changes = {"pkg/numbers.py": base64.b64encode(BUGGY).decode(), "extra.py": None}
+    shared = Substrate(image=images.workspace(clean), changes=blobs.put(json.dumps(changes).encode()))
+    return make_task(image, blobs, shared)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -89,7 +114,7 @@ async def test_verdicts_are_cached_and_fresh_ones_are_not_read(sandboxes, images
         assert not (await grader.grade(other, diff)).cached
 
 
-async def test_what_breaks_on_our_side_is_no_reward(sandboxes, images, task):
+async def test_what_breaks_on_our_side_is_no_reward(sandboxes, images, task, blobs):
     async with Grader(sandboxes, images.store, Blobs()) as grader:
         verdict = await grader.grade_files(task, {})
         assert verdict.reward is None
@@ -97,8 +122,8 @@ async def test_what_breaks_on_our_side_is_no_reward(sandboxes, images, task):
         assert verdict.failure.boundary == "verifier"
         assert (await grader.grade_files(task, {})).failure is not None
         assert grader.cache.hits == 0
-    missing = task.environment.model_copy(update={"image": "sha256:" + "0" * 64})
-    async with Grader(sandboxes, images.store, Blobs()) as grader:
+    missing = task.environment.model_copy(update={"image": "sha256:" + "0" * 64, "substrate": None})
+    async with Grader(sandboxes, images.store, blobs) as grader:
         verdict = await grader.grade(task.model_copy(update={"environment": missing}), b"x")
         assert verdict.failure is not None
         assert "not in the store" in verdict.failure.message

@@ -136,25 +136,42 @@ def protect(root: str, paths: Iterable[str]) -> None:
     folders: set[str] = set()
     for path in paths:
         full = f"{root}/{path}"
-        if not os.path.lexists(full):
+        try:
+            owner = os.lstat(full).st_uid
+        except (FileNotFoundError, NotADirectoryError):
             continue
-        os.chown(full, 0, 0, follow_symlinks=False)
+        if owner != 0:  # a change would copy the file up into the overlay
+            os.chown(full, 0, 0, follow_symlinks=False)
         while full != root:
             full = os.path.dirname(full)
             folders.add(full)
     for folder in folders:
-        os.chown(folder, 0, 0)
-        os.chmod(folder, 0o1777)
+        if os.lstat(folder).st_uid != 0:
+            os.chown(folder, 0, 0)
+            os.chmod(folder, 0o1777)
 
 
-def enter(workdir: str, home: str, uid: int, gid: int, disk_mb: int) -> None:
-    """New mount, ipc, net and uts namespaces around the calling process; see the module's docstring."""
+def enter(
+    workdir: str,
+    home: str,
+    uid: int,
+    gid: int,
+    disk_mb: int,
+    trusted: Mapping[str, bytes | None],
+    protected: Iterable[str],
+) -> None:
+    """New mount, ipc, net and uts namespaces around the calling process; see the module's docstring.
+
+    `trusted` files are laid over the workspace; those of `protected` that are not yet, become unchangeable.
+    """
     prctl(PR_SET_PDEATHSIG, SIGKILL)
     unshare(NEWNS | NEWIPC | NEWNET | NEWUTS)
     mount("none", "/", "none", MS_REC | MS_PRIVATE)
     read_only()
     tmpfs(SCRATCH, disk_mb, "755")
     overlay(workdir, uid, gid)
+    lay(workdir, trusted, frozenset(), (uid, gid))
+    protect(workdir, protected)
     for folder in ("/tmp", "/var/tmp", "/dev/shm"):
         if os.path.isdir(folder):
             tmpfs(folder, disk_mb)
@@ -200,8 +217,16 @@ def limit(limits: Limits) -> None:
         resource.setrlimit(kind, (value, value))
 
 
-def lay(workdir: str, files: Mapping[str, bytes | None], executable: frozenset[str]) -> None:
-    """Write or delete files below `workdir`; a path that exists keeps its execute bit. Run as the agent."""
+def lay(
+    workdir: str,
+    files: Mapping[str, bytes | None],
+    executable: frozenset[str],
+    owner: tuple[int, int] | None = None,
+) -> None:
+    """Write or delete files below `workdir`; a path that exists keeps its execute bit.
+
+    Run as the agent, or as root with `owner`, who then gets the files and new folders.
+    """
     for name, content in files.items():
         path = f"{workdir}/{name}"
         try:
@@ -215,8 +240,19 @@ def lay(workdir: str, files: Mapping[str, bytes | None], executable: frozenset[s
             mode = 0
         if content is None:
             continue
-        os.makedirs(os.path.dirname(path), exist_ok=True)
+        make_folders(os.path.dirname(path), owner)
         bits = 0o755 if name in executable or mode & stat.S_IXUSR else 0o644
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, bits)
         with os.fdopen(fd, "wb") as file:
             file.write(content)
+            if owner:
+                os.fchown(fd, *owner)
+
+
+def make_folders(path: str, owner: tuple[int, int] | None) -> None:
+    """A folder and those above it, as far as they are missing."""
+    if not os.path.isdir(path):
+        make_folders(os.path.dirname(path), owner)
+        os.mkdir(path)
+        if owner:
+            os.chown(path, *owner)

@@ -19,6 +19,7 @@ import signal
 import sys
 import time
 import traceback
+import types
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -76,6 +77,7 @@ class Server:
         self._selector = selectors.DefaultSelector()
         self._own_pids = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
         self._input = bytearray()
+        self._learned: set[str] = set()
 
     def serve(self) -> None:
         """Until standard input closes."""
@@ -128,7 +130,7 @@ class Server:
         return True
 
     def _start(self, request: dict[str, Any]) -> None:
-        self.memo.learn(self.settings.workdir, jail.BASE, self._test_files(request))
+        known = self._known_tests(request)
         key = secrets.token_bytes(32)
         results, results_in = os.pipe()
         output, output_in = os.pipe()
@@ -136,7 +138,7 @@ class Server:
         jail.unshare(jail.NEWPID)
         pid = os.fork()
         if pid == 0:
-            init(self, request, key, results_in, output_in)
+            init(self, request | {"known": known}, key, results_in, output_in)
         jail.setns(self._own_pids, jail.NEWPID)
         os.close(results_in)
         os.close(output_in)
@@ -155,9 +157,18 @@ class Server:
             os.set_blocking(fd, False)
             self._selector.register(fd, selectors.EVENT_READ, job)
 
-    def _test_files(self, request: dict[str, Any]) -> list[str]:
-        names = (argument.split("::")[0] for argument in request["arguments"])
-        return [f"{self.settings.workdir}/{name}" for name in names]
+    def _known_tests(self, request: dict[str, Any]) -> dict[str, types.CodeType]:
+        """Path -> compiled code of those requested test files whose content is ours, not the agent's."""
+        known: dict[str, types.CodeType] = {}
+        for name in dict.fromkeys(argument.split("::")[0] for argument in request["arguments"]):
+            if name in request["files"] or not name.endswith(".py"):
+                continue
+            text = request["trusted"].get(name)
+            source = clean_source(name) if text is None else base64.b64decode(text)
+            path = f"{self.settings.workdir}/{name}"
+            if source is not None and (code := self.memo.test(path, source)) is not None:
+                known[path] = code
+        return known
 
     def _event(self, job: Job, fd: int) -> None:
         if fd == job.pidfd:
@@ -211,7 +222,19 @@ class Server:
             "output": printed,
         }
         reply(job.id, result)
-        self.memo.learn(self.settings.workdir, jail.BASE, job.fold.loaded)
+        self._learn(job.fold.loaded)
+
+    def _learn(self, paths: list[str]) -> None:
+        """Compile the clean copies of what a jail imported, each path once; the jail only gave names."""
+        prefix = self.settings.workdir + "/"
+        for path in paths:
+            if path in self._learned or not path.startswith(prefix) or ".." in path or path[-3:] != ".py":
+                continue
+            self._learned.add(path)
+            source = clean_source(path.removeprefix(prefix))
+            if source is not None:
+                self.memo.module(path, source)
+                self.memo.test(path, source)
 
 
 INFRASTRUCTURE = 113
@@ -231,7 +254,10 @@ def init(server: Server, request: dict[str, Any], key: bytes, results: int, outp
         os.dup2(results, channel, inheritable=False)
         os.closerange(3, channel)
         os.closerange(channel + 1, 1024)
-        jail.enter(settings.workdir, settings.home, settings.uid, settings.gid, settings.limits.disk_mb)
+        trusted = decode_files(request["trusted"])
+        user = settings.uid, settings.gid
+        disk_mb = settings.limits.disk_mb
+        jail.enter(settings.workdir, settings.home, *user, disk_mb, trusted, request["protected"])
         worker = os.fork()
         if worker == 0:
             work(server, request, key, channel)
@@ -262,12 +288,7 @@ def work(server: Server, request: dict[str, Any], key: bytes, channel: int) -> N
         prepare_interpreter(settings)
         code = 1
         send = wire.sender(channel, key)
-        known = {
-            path: code
-            for (path, _), code in server.memo.tests.items()
-            if path.removeprefix(settings.workdir + "/") not in files
-        }
-        reporter = plugin.Reporter(send, settings.workdir, known, request["trace"])
+        reporter = plugin.Reporter(send, settings.workdir, request["known"], request["trace"])
         plugin.run(reporter, server.integrity, request["arguments"], settings.plugins)
         code = 0
     except BaseException:
@@ -297,6 +318,15 @@ def decode_files(files: Mapping[str, str | None]) -> dict[str, bytes | None]:
     return {path: None if text is None else base64.b64decode(text) for path, text in files.items()}
 
 
+def clean_source(path: str) -> bytes | None:
+    """A regular file of the clean workspace."""
+    full = os.path.join(jail.BASE, path)
+    if os.path.islink(full) or not os.path.isfile(full):
+        return None
+    with open(full, "rb") as file:
+        return file.read()
+
+
 def read_base(paths: list[str] | None) -> dict[str, Any]:
     """Contents from the clean workspace; with None the list of its files (true: executable)."""
     if paths is None:
@@ -310,12 +340,8 @@ def read_base(paths: list[str] | None) -> dict[str, Any]:
         return listing
     found: dict[str, Any] = {}
     for path in paths:
-        full = f"{jail.BASE}/{path}"
-        if os.path.isfile(full) and not os.path.islink(full):
-            with open(full, "rb") as file:
-                found[path] = base64.b64encode(file.read()).decode()
-        else:
-            found[path] = None
+        data = clean_source(path)
+        found[path] = None if data is None else base64.b64encode(data).decode()
     return found
 
 
@@ -347,7 +373,7 @@ def configure(config: dict[str, Any]) -> Settings:
     for folder, names, files in os.walk(jail.BASE):
         for name in (*names, *files):
             os.chown(os.path.join(folder, name), uid, gid, follow_symlinks=False)
-    jail.protect(jail.BASE, config["base"])
+    jail.protect(jail.BASE, (*config["base"], *config["protected"]))
     python_path = os.environ.get("VERIFIER_PYTHONPATH", "")
     path = [p for p in python_path.split(":") if p]
     if not path:
