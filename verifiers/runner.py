@@ -25,6 +25,7 @@ PYTHON = "/opt/env/bin/python"
 FOLDER = "/run/verifier"
 MODULES = ("__init__.py", "folding.py", "jail.py", "memo.py", "plugin.py", "server.py", "wire.py")
 START_S = 60.0
+PATIENCE = 10
 GRACE_S = 15.0
 """Beyond a run's own timeout, after which the harness itself is taken for dead."""
 
@@ -179,7 +180,8 @@ class TestRunner:
         Args:
             files: workspace-relative path -> new content, None deletes; laid over the clean workspace.
             arguments: test files or node ids, relative to the workspace. `--` options are refused.
-            timeout: seconds of wall time, after which the whole jail is killed.
+            timeout: seconds after which the whole jail is killed. Time spent waiting for a processor does not
+                count, up to ten times the timeout in all.
             trace: also return which functions of the package each test executed (about twice as slow).
             executable: paths among `files` that get the execute bit.
             trusted: files of ours, laid before `files`.
@@ -202,7 +204,7 @@ class TestRunner:
             "trace": trace,
         }
         async with self._slots:
-            result = await self._ask(request, timeout + GRACE_S)
+            result = await self._ask(request, PATIENCE * timeout + GRACE_S)
         return _test_run(result)
 
     async def read(self, paths: Collection[str]) -> dict[str, bytes | None]:

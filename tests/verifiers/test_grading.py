@@ -156,7 +156,7 @@ async def test_an_always_equal_object_needs_more_than_example_tests(grader, task
 
 
 async def test_a_hanging_solution_fails_in_time(grader, task):
-    quick = task.model_copy(update={"verifier": task.verifier.model_copy(update={"timeout_s": 2.0})})
+    quick = task.model_copy(update={"verifier": task.verifier.model_copy(update={"timeout_s": 1.0})})
     verdict = await grader.grade_files(quick, {"pkg/numbers.py": BUGGY + b"\nwhile True:\n    pass\n"})
     assert verdict.reward == 0.0
     assert "did not end in time" in verdict.evidence

@@ -20,7 +20,8 @@ from dataclasses import dataclass
 
 libc = ctypes.CDLL(None, use_errno=True)
 
-NEWNS, NEWUTS, NEWIPC, NEWPID, NEWNET = 0x20000, 0x4000000, 0x8000000, 0x20000000, 0x40000000
+NEWNS, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET = 1 << 17, 1 << 26, 1 << 27, 1 << 28, 1 << 29, 1 << 30
+AGENT = 1000
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT, MS_BIND = 1, 2, 4, 8, 32, 4096
 MS_REC, MS_PRIVATE = 16384, 1 << 18
 MNT_DETACH = 2
@@ -185,13 +186,31 @@ def enter(
     loopback_up()
 
 
+def one_id() -> bool:
+    """Whether this user namespace knows a single user, so that root and the agent are the same to files."""
+    with open("/proc/self/uid_map") as file:
+        rows = file.read().split("\n")
+    return len(rows) <= 2 and rows[0].split()[2] == "1"
+
+
+def become_other(uid: int) -> None:
+    """Where only one user exists: be `uid` in a user namespace of one's own, beneath the jail's."""
+    unshare(NEWUSER)
+    for name, text in (("setgroups", "deny"), ("uid_map", f"{uid} 0 1"), ("gid_map", f"{uid} 0 1")):
+        fd = os.open(f"/proc/self/{name}", os.O_WRONLY)
+        os.write(fd, text.encode())
+        os.close(fd)
+
+
 def drop(uid: int, gid: int) -> None:
     """Give up all capabilities; with a `uid` other than 0 also become that user. There is no way back."""
     prctl(PR_CAP_AMBIENT, 4)  # PR_CAP_AMBIENT_CLEAR_ALL
     for capability in range(64):
         if prctl(PR_CAPBSET_DROP, capability) < 0:
             break
-    if uid:
+    if not uid:
+        prctl(PR_SET_DUMPABLE, 0)  # nobody reads this process's memory
+    elif os.getuid() != uid:
         os.setgroups([])
         os.setresgid(gid, gid, gid)
         os.setresuid(uid, uid, uid)
