@@ -76,6 +76,11 @@ class Draft:
     limits: Limits = field(default_factory=Limits)
 
     @property
+    def start_tests(self) -> dict[str, File]:
+        """The state that the agent finds, with all of the verifier's tests: what a grader starts from."""
+        return changed(changed(self.base, self.start), self.tests)
+
+    @property
     def solved_tests(self) -> dict[str, File]:
         """The solved workspace with the verifier's tests: where the gold run happens."""
         return changed(changed(self.base, self.solved), self.tests)
@@ -131,8 +136,7 @@ class Packager:
 
     def _substrate(self, draft: Draft) -> Substrate:
         """The build's image with the changes to this draft's graded workspace."""
-        graded = changed(changed(draft.base, draft.start), draft.tests)
-        changes = encode_changes(difference(self._build.tree, graded))
+        changes = encode_changes(difference(self._build.tree, draft.start_tests))
         return Substrate(image=self._build.image, changes=self._blobs.put(changes))
 
 

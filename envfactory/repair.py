@@ -16,7 +16,7 @@ import math
 import random
 import re
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
@@ -143,6 +143,8 @@ class Search:
     """`path::qualname` -> suspiciousness."""
     reason: str = ""
     """Why nothing was found."""
+    first: int | None = None
+    """Index in the pool of the first edit that passed the visible tests twice."""
 
     def trajectory(self) -> list[dict[str, Any]]:
         """The search as plain data: every try with its result, then `submit` when one was confirmed."""
@@ -292,8 +294,15 @@ async def repair(
     config: RepairConfig | None = None,
     *,
     prior: Mapping[str, float] | None = None,
+    confirm: Callable[[Choice], Awaitable[bool | None]] | None = None,
 ) -> Search:
-    """Search a repair. `prior`: weights of the operators (`verifiers.operators.operator_prior`)."""
+    """Search a repair.
+
+    Args:
+        prior: weights of the operators (`verifiers.operators.operator_prior`).
+        confirm: asked about each edit that passes the visible tests; the search goes on until it says yes.
+            Without it the first such edit is the end, which is what a solver submits (`Search.first`).
+    """
     config = config or RepairConfig()
     first = await runner.run(workspace.base, workspace.visible, timeout=60, trace=True)
     broken = [test for test in workspace.visible if first.tests.get(test) is not TestStatus.PASSED]
@@ -311,20 +320,23 @@ async def repair(
     pool = make_pool(workspace, suspicion, message, config, prior)
     timeout = min(config.timeout_s, max(0.5, config.slow * first.duration_s))
     tries: list[Try] = []
-    found = None
+    first_hit = found = None
     for start in range(0, min(config.budget, len(pool)), config.parallel):
         batch = range(start, min(start + config.parallel, config.budget, len(pool)))
         done = await asyncio.gather(*(attempt(workspace, pool[i], i, runner, timeout) for i in batch))
         tries += done
         hits = [one.index for one in done if one.passed]
         for index in hits:
-            if (await attempt(workspace, pool[index], index, runner, timeout)).passed:
+            if not (await attempt(workspace, pool[index], index, runner, timeout)).passed:
+                continue
+            first_hit = index if first_hit is None else first_hit
+            if confirm is None or await confirm(pool[index]):
                 found = index
                 break
         if found is not None:
             break
     reason = "" if found is not None else f"no success in {len(tries)} of {len(pool)} edits"
-    return Search(pool, tuple(tries), found, message, suspicion, reason)
+    return Search(pool, tuple(tries), found, message, suspicion, reason, first_hit)
 
 
 async def attempt(

@@ -50,12 +50,13 @@ from sandbox.base import SandboxProvider
 from sandbox.images import ImageStore
 from verifiers.cache import VerdictCache
 from verifiers.grading import Grader
-from verifiers.hacks import PROBES
+from verifiers.hacks import PROBES, HackProbe
 from verifiers.operators import OPERATORS, operator_prior
 
 FORMAT = 1
 """Raise it when a stage changes what it makes of the same proposal."""
-PROBE_COUNT = 5
+PROBE_NAMES = ("patch-callinfo", "exit-zero", "skip-at-import", "print-and-exit", "startup-files")
+"""Probes of the gate: cheap, and each of another kind."""
 
 
 @dataclass
@@ -182,6 +183,7 @@ class Found:
     """[index, passed, outcome, message] of each try."""
     found: int | None
     reason: str
+    first: int | None
 
 
 @dataclass(frozen=True)
@@ -220,6 +222,12 @@ class Result:
         )
 
 
+def chosen_probes() -> tuple[HackProbe, ...]:
+    """The probes of `PROBE_NAMES`."""
+    known = {probe.name: probe for probe in PROBES}
+    return tuple(known[name] for name in PROBE_NAMES)
+
+
 class Factory:
     """The stage agents around one build."""
 
@@ -229,11 +237,13 @@ class Factory:
         self.bugs = bugs
         self._bench, self._grader, self._config = bench, grader, config
         self._catalog = tools.catalog
-        self._prior = {split: operator_prior(repair_frequency(some)) for split, some in by_split(bugs)}
+        self._prior: dict[Split, dict[str, float]] = {
+            split: operator_prior(repair_frequency(some)) for split, some in by_split(bugs)
+        }
         self._specifier = BugSpecifier(bench, config)
         self._environment = EnvironmentAgent(Packager(bench.build, tools.images, tools.catalog.blobs))
         self._solvers = SolverEnsemble(
-            bench, grader, tools.catalog.blobs, config, PROBES[:PROBE_COUNT], self._prior
+            bench, grader, tools.catalog.blobs, config, chosen_probes(), self._prior
         )
         self._inspector = Inspector(bench, config)
         self._repairer = Repairer()
@@ -374,6 +384,7 @@ class Factory:
             tries=[[one.index, one.passed, one.outcome, one.message[-600:]] for one in search.tries],
             found=search.found,
             reason=search.reason,
+            first=search.first,
         )
 
     def _again(self, task: Task, found: Found) -> tuple[BuggyWorkspace, Search]:
@@ -383,7 +394,9 @@ class Factory:
         prior = self._prior.get(task.split) if task.split else None
         pool = make_pool(workspace, found.suspicion, found.message, self._config.repair, prior)
         tries = tuple(Try(index, passed, outcome, text, 0.0) for index, passed, outcome, text in found.tries)
-        return workspace, Search(pool, tries, found.found, found.message, found.suspicion, found.reason)
+        return workspace, Search(
+            pool, tries, found.found, found.message, found.suspicion, found.reason, found.first
+        )
 
     async def candidates(self, results: list[Result], funnel: Funnel) -> dict[str, CandidateSet]:
         """Candidate sets of a split's accepted tasks, written to the catalog.

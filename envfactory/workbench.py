@@ -16,6 +16,7 @@ from typing import Self
 from catalog.models import TestStatus, digest_json
 from envfactory.build import Build
 from envfactory.prune import test_path
+from envfactory.trees import Tree, difference
 from sandbox.base import SandboxProvider
 from verifiers.runner import TestRun, TestRunner
 
@@ -82,6 +83,10 @@ class Workbench:
         stable = {n: status for n, status in stable.items() if n in self.build.suite.statuses}
         unstable = tuple(n for n in names if n not in stable)
         return Gold(stable, unstable, max(run.duration_s for run in done))
+
+    def changes(self, tree: Tree) -> dict[str, bytes | None]:
+        """What to lay over the build's clean workspace to get this tree."""
+        return difference(self.build.tree, tree)
 
     def forget(self) -> None:
         """Drop remembered runs that are done; long syntheses would keep every message otherwise."""

@@ -51,10 +51,10 @@ class SampleRunner:
         agent: Agent,
         *,
         sampling: SamplingConfig | None = None,
-        sync: SyncPolicy = "turn",
+        sync: SyncPolicy = "never",
         progress: Callable[[], None] | None = None,
     ) -> None:
-        self.log = TrajectoryLog(folder / "trajectories.jsonl", sync=sync != "never")
+        self.log = TrajectoryLog(folder / "trajectories.jsonl")
         self._journals = folder / "journal"
         self._speaker, self._agent = speaker, agent
         self._sampling, self._progress = sampling, progress

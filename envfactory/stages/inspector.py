@@ -42,14 +42,16 @@ class Inspector:
         began = time.monotonic()
         draft = given.specification.draft
         arguments = draft.arguments
-        again = await self._bench.run(draft.start, arguments, repeat=1, timeout=task_timeout(given))
+        start = self._bench.changes(draft.start_tests)
+        again = await self._bench.run(start, arguments, repeat=1, timeout=task_timeout(given))
         failing = set(draft.fail_to_pass)
         changed_status = [
             name
             for name in (*draft.fail_to_pass, *draft.pass_to_pass)
             if (again.tests.get(name) is TestStatus.PASSED) == (name in failing)
         ]
-        alone = await self._bench.run(draft.tests, draft.visible, timeout=task_timeout(given))
+        solved = self._bench.changes(draft.solved_tests)
+        alone = await self._bench.run(solved, draft.visible, timeout=task_timeout(given))
         wrong = [name for name in draft.visible if alone.tests.get(name) is not TestStatus.PASSED]
         passed = not changed_status and not wrong
         evidence = "the same statuses in two runs of the buggy state; visible tests pass alone on gold"

@@ -16,7 +16,7 @@ from envfactory.bugs import Split
 from envfactory.config import SynthConfig
 from envfactory.packaging import workspace
 from envfactory.prune import test_name, test_path, test_source
-from envfactory.repair import BuggyWorkspace, repair
+from envfactory.repair import BuggyWorkspace, Choice, Search, repair
 from envfactory.stages.base import Attempt, Examined, Specification
 from envfactory.trees import Changes, Tree, difference
 from envfactory.workbench import Workbench
@@ -78,12 +78,11 @@ class SolverEnsemble:
                 )
             )
         began = time.monotonic()
-        prior = self._prior.get(task.split) if task.split else None
-        search = await repair(buggy, self._bench, self._config.repair, prior=prior)
+        search = await self._search(task, buggy)
         reward: float | None = 0.0
-        evidence = search.reason
-        if search.found is not None:
-            verdict = await self._grader.grade_files(task, search.pool[search.found].files)
+        evidence = search.reason or "its first success fails hidden tests"
+        if search.first is not None:
+            verdict = await self._grader.grade_files(task, search.pool[search.first].files)
             reward, evidence = (
                 verdict.reward,
                 f"edit {len(search.tries)} of {len(search.pool)}: {verdict.evidence}",
@@ -91,6 +90,16 @@ class SolverEnsemble:
         data = {"tries": len(search.tries), "pool": len(search.pool)}
         attempts.append(Attempt("search", "search", reward, evidence, time.monotonic() - began, data))
         return Examined(specification, task, tuple(attempts), buggy, search)
+
+    async def _search(self, task: Task, buggy: BuggyWorkspace) -> Search:
+        """The search, which goes on past edits that only the visible tests let pass: the candidates need a
+        right one. The solver's own result is its first success."""
+
+        async def confirm(choice: Choice) -> bool:
+            return (await self._grader.grade_files(task, choice.files)).reward == 1.0
+
+        prior = self._prior.get(task.split) if task.split else None
+        return await repair(buggy, self._bench, self._config.repair, prior=prior, confirm=confirm)
 
     async def _attempt(self, solver: str, kind: str, grading: Awaitable[Verdict]) -> Attempt:
         began = time.monotonic()

@@ -87,6 +87,7 @@ class BugSpecifier:
             ),
             slug=f"{build.name}-{bug.slug}"[:60],
             base=build.tree,
+            layout=build.layout,
             start=bug.files,
             solved={},
             fail_to_pass=tuple(failing),

@@ -51,7 +51,7 @@ def finish(folder, mode):
 def test_a_killed_job_loses_nothing_and_does_nothing_twice(tmp_path, mode, kills):
     folder = tmp_path / "killed"
     folder.mkdir()
-    assert all([kill_when(folder, mode, calls) for calls in kills])
+    assert all(kill_when(folder, mode, calls) for calls in kills)
     table = finish(folder, mode)
     assert len(table) == STEPS
     ids = json.loads((folder / "checkpoint.json").read_text())["ids"]
