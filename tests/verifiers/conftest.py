@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
-import shutil
-import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,29 +9,12 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from benchmarks._borrowed import make_environment
 from sandbox.base import SandboxProvider, SandboxUnavailable, provider
 from sandbox.images import ImageStore
 from verifiers.runner import TestRunner
 
 MakeRunner = Callable[..., Awaitable[TestRunner]]
-DISTRIBUTIONS = ("pytest", "pluggy", "iniconfig", "packaging", "pygments")
-
-
-def make_environment(folder: Path) -> None:
-    """A virtual environment with pytest at `folder`, as if it stood at /opt/env. Nothing is executed."""
-    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
-    site = folder / "lib" / version / "site-packages"
-    site.mkdir(parents=True)
-    for name in DISTRIBUTIONS:
-        for file in importlib.metadata.files(name) or []:
-            if file.parts[0] != ".." and file.suffix != ".pyc":
-                target = site / file
-                target.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(str(file.locate()), target)
-    (folder / "bin").mkdir()
-    home = Path(sys.base_prefix) / "bin"
-    (folder / "bin" / "python").symlink_to(home / version)
-    (folder / "pyvenv.cfg").write_text(f"home = {home}\ninclude-system-site-packages = false\n")
 
 
 class Images:
