@@ -287,15 +287,15 @@ class Grader:
         inside = tuple(sorted(protected)) if shared else task.verifier.protected
         key = (image, environment.workdir, limits.model_dump_json(), inside)
         async with self._pool.lease(key, make) as runner:
-            trusted = await self._trusted(runner, task, protected) if shared else {}
-            yield _Place(runner, protected, trusted)
+            yield _Place(runner, protected, await self._trusted(runner, task, protected))
 
     async def _trusted(
         self, runner: TestRunner, task: Task, protected: Mapping[str, bytes]
     ) -> Mapping[str, bytes | None]:
-        """What makes the task's graded workspace out of the substrate's; protected contents are checked."""
+        """What makes the task's graded workspace out of a substrate's; protected contents are checked."""
         shared = task.environment.substrate
-        assert shared is not None
+        if shared is None:
+            return {}
         key = (shared.image, shared.changes, task.verifier.protected)
         if key not in self._differences:
             laid = _decoded(self._blobs.get(shared.changes))
