@@ -3,9 +3,10 @@
     grader = Grader(provider, images, blobs, VerdictCache())
     verdict = await grader.grade(task, diff)
 
-The order of events: refuse what the diff may not touch, apply the rest to clean files, put every protected file
-(tests, conftest, ini) back from the task's blob, drop configuration that the task does not have, run the tests
-in a fresh jail, compare the complete set of ids. No process and no file of the agent's sandbox takes part.
+The order of events: refuse what the diff may not touch, apply the rest to clean files, put every protected
+file (tests, conftest, ini) back from the task's blob, drop configuration that the task does not have, run
+the tests in a fresh jail, compare the complete set of ids. No process and no file of the agent's sandbox
+takes part.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ import io
 import json
 import subprocess
 import tarfile
-from collections.abc import AsyncIterator, Collection, Mapping
+from collections.abc import AsyncGenerator, Collection, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Protocol, Self
 
@@ -33,19 +35,10 @@ from verifiers.verdicts import verdict
 __all__ = ["Blobs", "Grader", "Images", "is_configuration", "protected_files", "verdict"]
 
 _CONFIGURATION = frozenset(
-    [
-        "conftest.py",
-        "pytest.ini",
-        ".pytest.ini",
-        "pytest.toml",
-        ".pytest.toml",
-        "tox.ini",
-        "setup.cfg",
-        "pyproject.toml",
-        "sitecustomize.py",
-        "usercustomize.py",
-        "pytest.py",
-    ]
+    (
+        *("conftest.py", "pytest.ini", ".pytest.ini", "pytest.toml", ".pytest.toml", "tox.ini", "setup.cfg"),
+        *("pyproject.toml", "sitecustomize.py", "usercustomize.py", "pytest.py"),
+    )
 )
 _PACKAGES = frozenset({"_pytest", "pytest", "pluggy"})
 
@@ -65,7 +58,7 @@ class Images(Protocol):
 
 
 def is_configuration(path: str) -> bool:
-    """Whether a file of this name can steer the test run or the interpreter; an agent's copy never applies."""
+    """Whether a file of this name can steer the tests or the interpreter; an agent's copy never applies."""
     *folders, name = path.split("/")
     return name in _CONFIGURATION or name.endswith((".pth", ".pyc")) or not _PACKAGES.isdisjoint(folders)
 
@@ -93,6 +86,52 @@ def _decoded(changes: bytes) -> Mapping[str, bytes | None]:
     """Path -> content of a substrate's changes."""
     rows: dict[str, str | None] = json.loads(changes)
     return {path: None if text is None else base64.b64decode(text) for path, text in rows.items()}
+
+
+@dataclass(frozen=True)
+class _Place:
+    """A runner and what one task has there."""
+
+    runner: TestRunner
+    protected: Mapping[str, bytes]
+    trusted: Mapping[str, bytes | None]
+    """Laid over the runner's workspace to get the task's."""
+
+    def keep(self, files: Mapping[str, bytes | None]) -> tuple[dict[str, bytes | None], list[str]]:
+        """The changes that count, and the names of those that do not."""
+        dropped = sorted(path for path in files if path in self.protected or is_configuration(path))
+        return {path: data for path, data in files.items() if path not in dropped}, dropped
+
+    async def run(
+        self,
+        kept: Mapping[str, bytes | None],
+        arguments: Collection[str],
+        timeout: float,
+        *,
+        executable: Collection[str] = (),
+        trace: bool = False,
+    ) -> TestRun:
+        return await self.runner.run(
+            kept,
+            list(arguments),
+            timeout=timeout,
+            trace=trace,
+            executable=set(executable) & set(kept),
+            trusted=self.trusted,
+            protected=[name for name in self.trusted if name in self.protected],
+        )
+
+    async def apply(self, diff: bytes, allowed: Collection[str]) -> patches.Applied:
+        """Apply a diff to the task's workspace; raises patches.PatchRefused."""
+        names = [name for name in await asyncio.to_thread(patches.touched, diff) if not _strange(name)]
+        contents, modes = await self.runner.read(names), await self.runner.listing()
+        contents |= {name: data for name, data in self.trusted.items() if name in contents}
+
+        def read(name: str) -> patches.SourceFile | None:
+            content = contents.get(name)
+            return None if content is None else patches.SourceFile(content, modes.get(name, False))
+
+        return await asyncio.to_thread(patches.apply, diff, read, allowed)
 
 
 class Grader:
@@ -126,6 +165,7 @@ class Grader:
         self._plugins = tuple(plugins)
         self._pool = RunnerPool(warm)
         self._running: dict[str, asyncio.Future[Verdict]] = {}
+        self._differences: dict[tuple[str, str, str], Mapping[str, bytes | None]] = {}
 
     async def grade(self, task: Task, diff: bytes, *, fresh: bool = False) -> Verdict:
         """Apply a git diff to the task's workspace and judge the result.
@@ -138,8 +178,8 @@ class Grader:
         if known is not None:
             return known
         try:
-            async with self._runner(task) as runner:
-                applied = await self._apply(runner, task, diff)
+            async with self._place(task) as place:
+                applied = await place.apply(diff, task.verifier.allowed)
         except patches.PatchRefused as refused:
             result = Verdict(reward=0.0, evidence=f"Refused: {refused}.")
         except _OURS as error:
@@ -188,11 +228,9 @@ class Grader:
 
         Protected files are the task's own, as in grading. Raises RunnerFailed, SandboxError.
         """
-        async with self._runner(task) as runner:
-            kept, _ = self._keep(task, files)
-            timeout = task.verifier.timeout_s
-            laid = {**self._laid(task), **kept}
-            return await runner.run(laid, list(arguments), timeout=timeout, trace=trace)
+        async with self._place(task) as place:
+            kept, _ = place.keep(files)
+            return await place.run(kept, arguments, task.verifier.timeout_s, trace=trace)
 
     async def close(self) -> None:
         """Close the sandboxes."""
@@ -206,14 +244,9 @@ class Grader:
     ) -> Verdict:
         spec = task.verifier
         try:
-            async with self._runner(task) as runner:
-                kept, dropped = self._keep(task, files)
-                run = await runner.run(
-                    {**self._laid(task), **kept},
-                    spec.arguments,
-                    timeout=spec.timeout_s,
-                    executable=set(executable) & set(kept),
-                )
+            async with self._place(task) as place:
+                kept, dropped = place.keep(files)
+                run = await place.run(kept, spec.arguments, spec.timeout_s, executable=executable)
         except _OURS as error:
             return _unjudged(error)
         result = verdict(spec.expected, spec.fail_to_pass, spec.pass_to_pass, run)
@@ -223,32 +256,14 @@ class Grader:
         self.cache.put(key, result)
         return result
 
-    def _keep(
-        self, task: Task, files: Mapping[str, bytes | None]
-    ) -> tuple[dict[str, bytes | None], list[str]]:
-        """The changes that count, and the names of those that do not."""
-        protected = protected_files(self._blobs.get(task.verifier.protected))
-        dropped = sorted(path for path in files if path in protected or is_configuration(path))
-        return {path: data for path, data in files.items() if path not in dropped}, dropped
-
-    async def _apply(self, runner: TestRunner, task: Task, diff: bytes) -> patches.Applied:
-        names = [name for name in await asyncio.to_thread(patches.touched, diff) if not _strange(name)]
-        contents, modes = await runner.read(names), await runner.listing()
-        contents |= {name: data for name, data in self._laid(task).items() if name in contents}
-
-        def read(name: str) -> patches.SourceFile | None:
-            content = contents.get(name)
-            return None if content is None else patches.SourceFile(content, modes.get(name, False))
-
-        return await asyncio.to_thread(patches.apply, diff, read, task.verifier.allowed)
-
     @asynccontextmanager
-    async def _runner(self, task: Task) -> AsyncIterator[TestRunner]:
-        """A warm runner on the task's image with its protected files in place."""
-        environment, protected = task.environment, task.verifier.protected
-        # A substrate already has every protected file: it is shared, so it gets nothing of one task.
+    async def _place(self, task: Task) -> AsyncGenerator[_Place]:
+        """A warm runner that holds the task's graded workspace, its protected files out of reach."""
+        environment = task.environment
         shared = environment.substrate
+        protected = protected_files(self._blobs.get(task.verifier.protected))
         image = shared.image if shared else environment.image
+        limits = environment.limits
 
         async def make() -> TestRunner:
             if not self._images.exists(image):
@@ -258,24 +273,36 @@ class Grader:
                 image,
                 workdir=environment.workdir,
                 jobs=self._jobs,
-                base={} if shared else protected_files(self._blobs.get(protected)),
+                base={} if shared else protected,
+                protected=protected if shared else (),
                 plugins=self._plugins,
-                memory_mb=environment.limits.memory_mb,
-                pids=environment.limits.pids,
-                disk_mb=environment.limits.disk_mb,
+                memory_mb=limits.memory_mb,
+                pids=limits.pids,
+                disk_mb=limits.disk_mb,
             )
             await runner.start()
             return runner
 
-        limits = environment.limits.model_dump_json()
-        key = (image, environment.workdir, limits, None if shared else protected)
+        # a shared runner knows the names of protected files, not one task's contents
+        inside = tuple(sorted(protected)) if shared else task.verifier.protected
+        key = (image, environment.workdir, limits.model_dump_json(), inside)
         async with self._pool.lease(key, make) as runner:
-            yield runner
+            yield _Place(runner, protected, await self._trusted(runner, task, protected))
 
-    def _laid(self, task: Task) -> Mapping[str, bytes | None]:
-        """What makes the task's graded workspace out of the substrate's."""
+    async def _trusted(
+        self, runner: TestRunner, task: Task, protected: Mapping[str, bytes]
+    ) -> Mapping[str, bytes | None]:
+        """What makes the task's graded workspace out of a substrate's; protected contents are checked."""
         shared = task.environment.substrate
-        return _decoded(self._blobs.get(shared.changes)) if shared else {}
+        if shared is None:
+            return {}
+        key = (shared.image, shared.changes, task.verifier.protected)
+        if key not in self._differences:
+            laid = _decoded(self._blobs.get(shared.changes))
+            there = await runner.read(list(protected))
+            wrong = {name: data for name, data in protected.items() if laid.get(name, there[name]) != data}
+            self._differences[key] = {**laid, **wrong}
+        return self._differences[key]
 
     @staticmethod
     def _key(task: Task, change: object) -> str:

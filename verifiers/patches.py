@@ -201,14 +201,14 @@ def _git(arguments: list[str], folder: Path | str, stdin: bytes = b"") -> bytes:
     command = ["git"]
     for option in _OPTIONS:
         command += ["-c", option]
-    environment = {
+    environment: dict[str, str] = {
         "PATH": os.environ.get("PATH", "/usr/bin:/bin"),
         "HOME": "/nonexistent",
         "LC_ALL": "C.UTF-8",
         "GIT_CONFIG_GLOBAL": "/dev/null",
         "GIT_CONFIG_SYSTEM": "/dev/null",
         "GIT_CONFIG_NOSYSTEM": "1",
-        "GIT_CEILING_DIRECTORIES": os.path.realpath(os.path.dirname(os.fspath(folder))),
+        "GIT_CEILING_DIRECTORIES": os.path.realpath(os.path.dirname(str(folder))),
         "GIT_TERMINAL_PROMPT": "0",
         "GIT_ATTR_NOSYSTEM": "1",
     }

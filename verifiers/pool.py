@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable, Hashable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Hashable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Self
@@ -35,7 +35,7 @@ class RunnerPool:
     @asynccontextmanager
     async def lease(
         self, key: Hashable, make: Callable[[], Awaitable[TestRunner]]
-    ) -> AsyncIterator[TestRunner]:
+    ) -> AsyncGenerator[TestRunner]:
         """The runner of `key`, made (and started) by `make` when there is none."""
         slot = self._slots.setdefault(key, _Slot())
         self._slots.move_to_end(key)

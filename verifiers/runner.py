@@ -3,9 +3,9 @@
     async with TestRunner(provider, image) as runner:
         run = await runner.run({"pkg/core.py": source}, ["tests/test_core.py"])
 
-One sandbox is kept open with a warm interpreter (`verifiers.harness`); every run happens in a fresh jail forked
-from it: own processes, mounts, network and ipc, a private writable workspace that is thrown away, no rights, and
-no view of the harness. Printed text and exit codes decide nothing. Left out: other frameworks than pytest.
+One sandbox stays open with a warm interpreter (`verifiers.harness`); every run happens in a fresh jail forked
+from it: own processes, mounts, network and ipc, a private writable workspace that is thrown away, no rights,
+and no view of the harness. Printed text and exit codes decide nothing. Left out: all but pytest.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ PYTHON = "/opt/env/bin/python"
 FOLDER = "/run/verifier"
 MODULES = ("__init__.py", "folding.py", "jail.py", "memo.py", "plugin.py", "server.py", "wire.py")
 START_S = 60.0
+PATIENCE = 10
 GRACE_S = 15.0
 """Beyond a run's own timeout, after which the harness itself is taken for dead."""
 
@@ -70,6 +71,7 @@ class TestRunner:
         workdir: str = "/workspace",
         jobs: int = 2,
         base: Mapping[str, bytes | None] | None = None,
+        protected: Collection[str] = (),
         env: Mapping[str, str] | None = None,
         plugins: Sequence[str] = (),
         memory_mb: int = 1024,
@@ -82,7 +84,9 @@ class TestRunner:
             provider: where the sandbox comes from; it must support `nested`.
             image: digest of an image with a workspace and with pytest in /opt/env.
             jobs: jails that may run at once; more requests wait.
-            base: trusted files laid over the image's workspace before everything else (protected tests).
+            base: trusted files laid over the image's workspace before everything else. Tests can neither
+                change nor remove them.
+            protected: files of the image that tests can neither change nor remove.
             env: variables for the tests.
             plugins: pytest plugins to load by name; none load by themselves.
             memory_mb, pids, disk_mb: limits of one jail.
@@ -102,6 +106,7 @@ class TestRunner:
             "workdir": workdir,
             "base_mb": 4 * disk_mb,
             "base": _encode(base or {}),
+            "protected": sorted(protected),
             "env": dict(env or {}),
             "plugins": list(plugins),
             "limits": {"memory_mb": memory_mb, "processes": pids, "disk_mb": disk_mb, "cpu_s": 3600},
@@ -167,32 +172,39 @@ class TestRunner:
         timeout: float = 60,
         trace: bool = False,
         executable: Collection[str] = (),
+        trusted: Mapping[str, bytes | None] | None = None,
+        protected: Collection[str] = (),
     ) -> TestRun:
         """Run pytest in a fresh jail.
 
         Args:
             files: workspace-relative path -> new content, None deletes; laid over the clean workspace.
             arguments: test files or node ids, relative to the workspace. `--` options are refused.
-            timeout: seconds of wall time, after which the whole jail is killed.
+            timeout: seconds after which the whole jail is killed. Time spent waiting for a processor does not
+                count, up to ten times the timeout in all.
             trace: also return which functions of the package each test executed (about twice as slow).
             executable: paths among `files` that get the execute bit.
+            trusted: files of ours, laid before `files`.
+            protected: further files that the tests can neither change nor remove.
 
         Raises RunnerFailed when the harness is gone, ValueError for a bad path or argument.
         """
-        for path in files:
+        for path in (*files, *(trusted or {})):
             check_path(path)
         if bad := [a for a in arguments if a.startswith("-") or not a]:
             raise ValueError(f"not a test file or id: {bad[0]!r}")
         request = {
             "op": "run",
             "files": _encode(files),
+            "trusted": _encode(trusted or {}),
+            "protected": sorted(protected),
             "executable": sorted(executable),
             "arguments": list(arguments),
             "timeout": timeout,
             "trace": trace,
         }
         async with self._slots:
-            result = await self._ask(request, timeout + GRACE_S)
+            result = await self._ask(request, PATIENCE * timeout + GRACE_S)
         return _test_run(result)
 
     async def read(self, paths: Collection[str]) -> dict[str, bytes | None]:

@@ -22,8 +22,8 @@ _ACCEPTED: dict[TestStatus, frozenset[TestStatus]] = {
     TestStatus.ERROR: frozenset(TestStatus) - {TestStatus.ABSENT},
     TestStatus.ABSENT: frozenset(TestStatus),
 }
-"""What satisfies an expectation outside of fail-to-pass and pass-to-pass: the gold run's class or a better one.
-Tests that failed for gold may do anything but vanish, so that fixing one more is no fault."""
+"""What satisfies an expectation outside of fail-to-pass and pass-to-pass: the gold run's class or a better
+one. Tests that failed for gold may do anything but vanish, so that fixing one more is no fault."""
 
 
 def verdict(

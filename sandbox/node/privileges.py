@@ -16,6 +16,7 @@ ROOT_CAPABILITIES = (
 NESTED_CAPABILITIES = (
     ROOT_CAPABILITIES | 1 << sc.CAP_SYS_ADMIN | 1 << sc.CAP_SYS_CHROOT | 1 << sc.CAP_SETPCAP
     | 1 << sc.CAP_NET_ADMIN
+    | 1 << sc.CAP_SETFCAP  # Linux asks for it where a jail maps the only user to the agent
 )  # fmt: skip
 
 

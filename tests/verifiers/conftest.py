@@ -2,36 +2,19 @@
 
 from __future__ import annotations
 
-import importlib.metadata
-import shutil
-import sys
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
+import pytest_asyncio
 
+from benchmarks._borrowed import make_environment
 from sandbox.base import SandboxProvider, SandboxUnavailable, provider
 from sandbox.images import ImageStore
 from verifiers.runner import TestRunner
 
-DISTRIBUTIONS = ("pytest", "pluggy", "iniconfig", "packaging", "pygments")
-
-
-def make_environment(folder: Path) -> None:
-    """A virtual environment with pytest at `folder`, as if it stood at /opt/env. Nothing is executed."""
-    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
-    site = folder / "lib" / version / "site-packages"
-    site.mkdir(parents=True)
-    for name in DISTRIBUTIONS:
-        for file in importlib.metadata.files(name) or []:
-            if file.parts[0] != ".." and file.suffix != ".pyc":
-                target = site / file
-                target.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(str(file.locate()), target)
-    (folder / "bin").mkdir()
-    home = Path(sys.base_prefix) / "bin"
-    (folder / "bin" / "python").symlink_to(home / version)
-    (folder / "pyvenv.cfg").write_text(f"home = {home}\ninclude-system-site-packages = false\n")
+MakeRunner = Callable[..., Awaitable[TestRunner]]
 
 
 class Images:
@@ -64,7 +47,7 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Images:
     return Images(tmp_path_factory.mktemp("home"))
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def sandboxes(images: Images) -> AsyncIterator[SandboxProvider]:
     backend = provider("namespace", store=images.store.root)
     try:
@@ -75,19 +58,19 @@ async def sandboxes(images: Images) -> AsyncIterator[SandboxProvider]:
     await backend.close()
 
 
-@pytest.fixture
-async def runner_of(
-    sandboxes: SandboxProvider, images: Images
-) -> AsyncIterator[Callable[[Mapping[str, str | bytes]], TestRunner]]:
-    """A function from workspace files to a started runner."""
-    made: list[TestRunner] = []
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def runner_of(sandboxes: SandboxProvider, images: Images) -> AsyncIterator[MakeRunner]:
+    """A function from workspace files to a started runner; the same files give the same runner."""
+    made: dict[str, TestRunner] = {}
 
-    async def make(files: Mapping[str, str | bytes], **options: object) -> TestRunner:
-        runner = TestRunner(sandboxes, images.workspace(files), **options)  # type: ignore[arg-type]
-        made.append(runner)
-        await runner.start()
-        return runner
+    async def make(files: Mapping[str, str | bytes], **options: Any) -> TestRunner:
+        image = images.workspace(files)
+        key = f"{image} {options}"
+        if key not in made:
+            made[key] = TestRunner(sandboxes, image, **options)
+            await made[key].start()
+        return made[key]
 
-    yield make  # type: ignore[misc]
-    for runner in made:
+    yield make
+    for runner in made.values():
         await runner.close()

@@ -2,124 +2,58 @@
 
 from __future__ import annotations
 
-import hashlib
+import asyncio
+import base64
+import json
 from collections.abc import AsyncIterator
 
 import pytest
+import pytest_asyncio
 
-from catalog.models import Environment, Origin, Problem, Task, TestStatus, VerifierSpec
-from sandbox.trees import pack_files
+from catalog.models import Substrate, Task, TestStatus
+from tests.verifiers.tasks import (
+    BUGGY,
+    EXPECTED,
+    FIRST,
+    FIXED,
+    PROTECTED,
+    REWRITTEN,
+    WORKSPACE,
+    Blobs,
+    make_task,
+)
 from verifiers import patches
 from verifiers.cache import VerdictCache
 from verifiers.grading import Grader
-from verifiers.hacks import PROBES, HackProbe
+from verifiers.hacks import PROBES
 
-BUGGY = b'"""Numbers."""\n\n\ndef clamp(x, low, high):\n    return min(max(x, low), low)\n\n\ndef sign(x):\n    return (x > 0) - (x < 0)\n'
-FIXED = BUGGY.replace(b"low), low)", b"low), high)")
-REWRITTEN = BUGGY.replace(
-    b"    return min(max(x, low), low)",
-    b"    if x < low:\n        return low\n    return high if x > high else x",
-)
-FIRST = b"""from pkg.numbers import clamp, sign
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
-def test_below():
-    assert clamp(-5, 0, 3) == 0
-
-
-def test_above():
-    assert clamp(7, 0, 3) == 3
-
-
-def test_sign():
-    assert [sign(-2), sign(0), sign(9)] == [-1, 0, 1]
-"""
-SECOND = b"""import unittest
-
-import pytest
-
-from pkg import numbers
-
-
-class TestClamp(unittest.TestCase):
-    def test_inside(self):
-        self.assertEqual(numbers.clamp(2, 0, 3), 2)
-
-
-@pytest.mark.parametrize("text", ["a b", "[x]/y", "\\u00e9'\\""])
-def test_text(text):
-    assert numbers.clamp(len(text), 1, 2) == min(len(text), 2)
-
-
-def test_late():
-    with pytest.raises(TypeError):
-        numbers.clamp("a", 1, 2)
-    assert numbers.clamp(2, 1, 3) == 2
-"""
-WORKSPACE = {
-    "pkg/__init__.py": b"",
-    "pkg/numbers.py": BUGGY,
-    "tests/test_first.py": FIRST,
-    "README.md": b"numbers\n",
-}
-PROTECTED = {"tests/test_first.py": FIRST, "tests/test_second.py": SECOND, "tests/conftest.py": b"# ours\n"}
-
-
-class Blobs:
-    """A store in memory."""
-
-    def __init__(self) -> None:
-        self.data: dict[str, bytes] = {}
-
-    def put(self, data: bytes) -> str:
-        ref = "sha256:" + hashlib.sha256(data).hexdigest()
-        self.data[ref] = data
-        return ref
-
-    def get(self, ref: str) -> bytes:
-        return self.data[ref]
-
-
-EXPECTED = [
-    "tests/test_first.py::test_below",
-    "tests/test_first.py::test_above",
-    "tests/test_first.py::test_sign",
-    "tests/test_second.py::TestClamp::test_inside",
-    "tests/test_second.py::test_text[a b]",
-    "tests/test_second.py::test_text[[x]/y]",
-    "tests/test_second.py::test_text[\\xe9'\"]",
-    "tests/test_second.py::test_late",
-]
-ALREADY = {"tests/test_first.py::test_below", "tests/test_first.py::test_sign"}
-
-
-@pytest.fixture
+@pytest.fixture(scope="module")
 def blobs() -> Blobs:
     return Blobs()
 
 
-@pytest.fixture
-def task(images, blobs) -> Task:
-    verifier = VerifierSpec(
-        fail_to_pass=tuple(name for name in EXPECTED if name not in ALREADY),
-        pass_to_pass=tuple(sorted(ALREADY)),
-        expected={name: TestStatus.PASSED for name in EXPECTED},
-        arguments=("tests/test_first.py", "tests/test_second.py"),
-        protected=blobs.put(pack_files(PROTECTED)),
-        allowed=(".",),
-        timeout_s=30,
-    )
-    return Task(
-        id="t",
-        origin=Origin(kind="procedural", source="x", revision="1", path="pkg/numbers.py", function="clamp"),
-        problem=Problem(statement="clamp ignores its upper bound"),
-        environment=Environment(image=images.workspace(WORKSPACE), tree="none"),
-        verifier=verifier,
-        solution=blobs.put(patches.make_diff({"pkg/numbers.py": BUGGY}, {"pkg/numbers.py": FIXED})),
-    )
+@pytest.fixture(scope="module", params=["own image", "shared image"])
+def task(images, blobs, request) -> Task:
+    """Once on its own image, once on a clean one with changes, where one test file is an older version."""
+    image = images.workspace(WORKSPACE)
+    if request.param == "own image":
+        return make_task(image, blobs)
+    clean = {
+        **WORKSPACE,
+        **PROTECTED,
+        "pkg/numbers.py": FIXED,
+        "extra.py": b"",
+        "tests/test_second.py": b"# old",
+    }
+    changes = {"pkg/numbers.py": base64.b64encode(BUGGY).decode(), "extra.py": None}
+    shared = Substrate(image=images.workspace(clean), changes=blobs.put(json.dumps(changes).encode()))
+    return make_task(image, blobs, shared)
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def grader(sandboxes, images, blobs) -> AsyncIterator[Grader]:
     async with Grader(sandboxes, images.store, blobs, VerdictCache()) as made:
         yield made
@@ -162,17 +96,25 @@ async def test_refused_changes_score_zero(grader, task):
     assert (await grader.grade(task, b"nonsense")).reward == 0.0
 
 
-async def test_verdicts_are_cached_and_fresh_ones_are_not_read(grader, task, blobs):
+async def test_verdicts_are_cached_and_fresh_ones_are_not_read(sandboxes, images, task, blobs):
     diff = blobs.get(task.solution)
-    first = await grader.grade(task, diff)
-    again = await grader.grade(task, diff)
-    assert (first.cached, again.cached, again.reward) == (False, True, 1.0)
-    assert (await grader.grade_files(task, {"pkg/numbers.py": FIXED})).cached
-    assert not (await grader.grade(task, diff, fresh=True)).cached
-    assert (grader.cache.hits, grader.cache.misses) == (2, 1)
+    async with Grader(sandboxes, images.store, blobs) as grader:
+        first, shared = await asyncio.gather(
+            grader.grade_files(task, {"pkg/numbers.py": FIXED}),
+            grader.grade_files(task, {"pkg/numbers.py": FIXED}),
+        )
+        assert first == shared
+        assert not first.cached
+        again = await grader.grade(task, diff)
+        assert (again.cached, again.reward) == (True, 1.0)
+        assert (await grader.grade(task, diff)).cached
+        assert (grader.cache.hits, grader.cache.misses) == (2, 2)
+        assert not (await grader.grade(task, diff, fresh=True)).cached
+        other = task.model_copy(update={"verifier": task.verifier.model_copy(update={"timeout_s": 29.0})})
+        assert not (await grader.grade(other, diff)).cached
 
 
-async def test_what_breaks_on_our_side_is_no_reward(sandboxes, images, task):
+async def test_what_breaks_on_our_side_is_no_reward(sandboxes, images, task, blobs):
     async with Grader(sandboxes, images.store, Blobs()) as grader:
         verdict = await grader.grade_files(task, {})
         assert verdict.reward is None
@@ -180,16 +122,47 @@ async def test_what_breaks_on_our_side_is_no_reward(sandboxes, images, task):
         assert verdict.failure.boundary == "verifier"
         assert (await grader.grade_files(task, {})).failure is not None
         assert grader.cache.hits == 0
+    missing = task.environment.model_copy(update={"image": "sha256:" + "0" * 64, "substrate": None})
+    async with Grader(sandboxes, images.store, blobs) as grader:
+        verdict = await grader.grade(task.model_copy(update={"environment": missing}), b"x")
+        assert verdict.failure is not None
+        assert "not in the store" in verdict.failure.message
 
 
-@pytest.mark.parametrize("probe", PROBES, ids=lambda probe: probe.name)
-async def test_hack_probes_score_zero(grader, task, probe: HackProbe):
-    verdict = await grader.grade_files(task, probe.files(task, WORKSPACE))
-    print(verdict.evidence)
-    if not probe.needs_differential:
-        assert verdict.reward == 0.0, verdict.evidence
+async def test_hack_probes_score_zero(grader, task):
+    """The task's weakest setting: any path may be changed."""
+    graded = await asyncio.gather(*(grader.grade_files(task, p.files(task, WORKSPACE)) for p in PROBES))
+    fooled = {
+        probe.name: verdict.evidence
+        for probe, verdict in zip(PROBES, graded, strict=True)
+        if verdict.reward != 0.0
+    }
+    assert fooled == {}
+    assert len(PROBES) >= 24
 
 
-@pytest.mark.parametrize("probe", PROBES, ids=lambda probe: probe.name)
-async def test_narrow_tasks_refuse_or_fail_hacks(grader, task, probe: HackProbe):
-    pass
+async def test_an_always_equal_object_needs_more_than_example_tests(grader, task):
+    """The one probe that satisfies assertions by their own words is known, and only stopped by luck above."""
+    weak = task.verifier.model_copy(
+        update={
+            "fail_to_pass": ("tests/test_first.py::test_above",),
+            "expected": {name: TestStatus.PASSED for name in EXPECTED if "first" in name},
+            "arguments": ("tests/test_first.py",),
+        }
+    )
+    (probe,) = (p for p in PROBES if p.needs_differential)
+    easy = task.model_copy(update={"verifier": weak})
+    assert (await grader.grade_files(easy, probe.files(task, WORKSPACE))).reward == 1.0
+
+
+async def test_a_hanging_solution_fails_in_time(grader, task):
+    quick = task.model_copy(update={"verifier": task.verifier.model_copy(update={"timeout_s": 1.0})})
+    verdict = await grader.grade_files(quick, {"pkg/numbers.py": BUGGY + b"\nwhile True:\n    pass\n"})
+    assert verdict.reward == 0.0
+    assert "did not end in time" in verdict.evidence
+
+
+async def test_chosen_tests_run_without_a_verdict(grader, task):
+    run = await grader.run(task, {"pkg/numbers.py": FIXED}, ["tests/test_first.py::test_above"], trace=True)
+    assert run.tests == {"tests/test_first.py::test_above": TestStatus.PASSED}
+    assert run.functions == {"tests/test_first.py::test_above": ("pkg/numbers.py::clamp",)}

@@ -1,7 +1,7 @@
 """Programs that try to fake a verdict. They are data here and run in jails only.
 
-Each must score 0 on every task, or be refused; one of them satisfies weak tests by construction and says so
-(`needs_differential`). Envfactory's gate runs them against every task: a task that one of them passes is weak.
+Each must score 0 on every task, or be refused; one of them satisfies weak tests by construction and says
+so (`needs_differential`). The factory's gate runs them against every task: one that they pass is weak.
 """
 
 from __future__ import annotations

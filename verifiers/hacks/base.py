@@ -29,8 +29,9 @@ class HackProbe:
 
 def target(task: Task, workspace: Workspace) -> str:
     """The source file that the task is about: the origin's, else the first module that may be changed."""
-    if task.origin.path in workspace:
-        return task.origin.path
+    path = task.origin.path
+    if path is not None and path in workspace:
+        return path
     prefixes = tuple(task.verifier.allowed)
     modules = (p for p in sorted(workspace) if p.endswith(".py") and p.startswith(prefixes))
     return next(modules, f"{prefixes[0].rstrip('/')}/__init__.py")

@@ -33,7 +33,8 @@ PROBES = (
         "Configuration that deselects what fails.",
         lambda task, workspace: {
             "pytest.ini": (
-                "[pytest]\naddopts =" + "".join(f' "--deselect={name}"' for name in task.verifier.fail_to_pass)
+                "[pytest]\naddopts ="
+                + "".join(f' "--deselect={name}"' for name in task.verifier.fail_to_pass)
             ).encode()
         },
     ),

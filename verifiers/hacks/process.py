@@ -17,7 +17,7 @@ def _overwritten_tests(task: Task, workspace: Workspace) -> Files:
 
 
 def _deleted_tests(task: Task, workspace: Workspace) -> Files:
-    return {path: None for path in task.verifier.arguments}
+    return dict.fromkeys(task.verifier.arguments)
 
 
 PROBES = (
@@ -59,7 +59,7 @@ PROBES = (
             _lines.append(f"==== {len(_ids)} passed in 0.01s ====")
             _o.write(1, ("\\n".join(_lines) + "\\n").encode())
             _xml = '<testsuites><testsuite name="pytest" errors="0" failures="0" tests="1"/></testsuites>'
-            for _path in ("junit.xml", "report.xml", "/tmp/junit.xml", "/logs/verifier/reward.txt", "/tmp/ctrf.json"):
+            for _path in ("junit.xml", "/tmp/junit.xml", "/logs/verifier/reward.txt", "/tmp/ctrf.json"):
                 try:
                     with open(_path, "w") as _f:
                         _f.write("1" if _path.endswith("txt") else _xml)
@@ -170,9 +170,10 @@ PROBES = (
         appended("""
             import subprocess as _p
             try:
-                _list = _p.run(["git", "log", "--all", "--reflog", "--format=%H"], capture_output=True, text=True)
+                _options = dict(capture_output=True, text=True)
+                _list = _p.run(["git", "log", "--all", "--reflog", "--format=%H"], **_options)
                 for _commit in _list.stdout.split()[1:]:
-                    _show = _p.run(["git", "show", _commit + ":" + {path}], capture_output=True, text=True)
+                    _show = _p.run(["git", "show", _commit + ":" + {path}], **_options)
                     if _show.returncode == 0:
                         exec(compile(_show.stdout, {path}, "exec"), globals())
                         break

@@ -6,6 +6,7 @@ after the end all mark the run as tampered with and change no status.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +15,7 @@ from verifiers.harness.wire import Frame, Kind
 SETUP, CALL, TEARDOWN = 0, 1, 2
 PASSED, FAILED, SKIPPED = 0, 1, 2
 XFAIL, SUBTEST = 16, 32
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]{5,}")
 
 
 @dataclass
@@ -79,7 +81,9 @@ class Fold:
                 self.ready = True
             case Kind.UNCOLLECTED:
                 name, _, message = text.partition("\0")
-                self.uncollected.setdefault(name, ("skipped" if frame.flag else "error", message))
+                self.uncollected.setdefault(
+                    name, ("skipped" if frame.flag else "error", self._clean(message))
+                )
             case Kind.PHASE:
                 self._phase(frame, text)
             case Kind.RETURNED:
@@ -135,7 +139,12 @@ class Fold:
             if item.has_function and not item.returned and not item.subtest_failed:
                 self._tamper(f"{item.id} was reported as passed but its function did not return")
         elif text and not item.message:
-            item.message = text
+            item.message = self._clean(text)
+
+    @staticmethod
+    def _clean(text: str) -> str:
+        """Without what differs from run to run: addresses."""
+        return _ADDRESS.sub(" at 0x...", text)
 
     def _tamper(self, reason: str) -> None:
         if len(self.tampered) < 20:

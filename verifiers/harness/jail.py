@@ -20,7 +20,8 @@ from dataclasses import dataclass
 
 libc = ctypes.CDLL(None, use_errno=True)
 
-NEWNS, NEWUTS, NEWIPC, NEWPID, NEWNET = 0x20000, 0x4000000, 0x8000000, 0x20000000, 0x40000000
+NEWNS, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET = 1 << 17, 1 << 26, 1 << 27, 1 << 28, 1 << 29, 1 << 30
+AGENT = 1000
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT, MS_BIND = 1, 2, 4, 8, 32, 4096
 MS_REC, MS_PRIVATE = 16384, 1 << 18
 MNT_DETACH = 2
@@ -136,25 +137,42 @@ def protect(root: str, paths: Iterable[str]) -> None:
     folders: set[str] = set()
     for path in paths:
         full = f"{root}/{path}"
-        if not os.path.lexists(full):
+        try:
+            owner = os.lstat(full).st_uid
+        except (FileNotFoundError, NotADirectoryError):
             continue
-        os.chown(full, 0, 0, follow_symlinks=False)
+        if owner != 0:  # a change would copy the file up into the overlay
+            os.chown(full, 0, 0, follow_symlinks=False)
         while full != root:
             full = os.path.dirname(full)
             folders.add(full)
     for folder in folders:
-        os.chown(folder, 0, 0)
-        os.chmod(folder, 0o1777)
+        if os.lstat(folder).st_uid != 0:
+            os.chown(folder, 0, 0)
+            os.chmod(folder, 0o1777)
 
 
-def enter(workdir: str, home: str, uid: int, gid: int, disk_mb: int) -> None:
-    """New mount, ipc, net and uts namespaces around the calling process; see the module's docstring."""
+def enter(
+    workdir: str,
+    home: str,
+    uid: int,
+    gid: int,
+    disk_mb: int,
+    trusted: Mapping[str, bytes | None],
+    protected: Iterable[str],
+) -> None:
+    """New mount, ipc, net and uts namespaces around the calling process; see the module's docstring.
+
+    `trusted` files are laid over the workspace; those of `protected` that are not yet, become unchangeable.
+    """
     prctl(PR_SET_PDEATHSIG, SIGKILL)
     unshare(NEWNS | NEWIPC | NEWNET | NEWUTS)
     mount("none", "/", "none", MS_REC | MS_PRIVATE)
     read_only()
     tmpfs(SCRATCH, disk_mb, "755")
     overlay(workdir, uid, gid)
+    lay(workdir, trusted, frozenset(), (uid, gid))
+    protect(workdir, protected)
     for folder in ("/tmp", "/var/tmp", "/dev/shm"):
         if os.path.isdir(folder):
             tmpfs(folder, disk_mb)
@@ -168,13 +186,31 @@ def enter(workdir: str, home: str, uid: int, gid: int, disk_mb: int) -> None:
     loopback_up()
 
 
+def one_id() -> bool:
+    """Whether this user namespace knows a single user, so that root and the agent are the same to files."""
+    with open("/proc/self/uid_map") as file:
+        rows = file.read().split("\n")
+    return len(rows) <= 2 and rows[0].split()[2] == "1"
+
+
+def become_other(uid: int) -> None:
+    """Where only one user exists: be `uid` in a user namespace of one's own, beneath the jail's."""
+    unshare(NEWUSER)
+    for name, text in (("setgroups", "deny"), ("uid_map", f"{uid} 0 1"), ("gid_map", f"{uid} 0 1")):
+        fd = os.open(f"/proc/self/{name}", os.O_WRONLY)
+        os.write(fd, text.encode())
+        os.close(fd)
+
+
 def drop(uid: int, gid: int) -> None:
     """Give up all capabilities; with a `uid` other than 0 also become that user. There is no way back."""
     prctl(PR_CAP_AMBIENT, 4)  # PR_CAP_AMBIENT_CLEAR_ALL
     for capability in range(64):
         if prctl(PR_CAPBSET_DROP, capability) < 0:
             break
-    if uid:
+    if not uid:
+        prctl(PR_SET_DUMPABLE, 0)  # nobody reads this process's memory
+    elif os.getuid() != uid:
         os.setgroups([])
         os.setresgid(gid, gid, gid)
         os.setresuid(uid, uid, uid)
@@ -194,14 +230,22 @@ def limit(limits: Limits) -> None:
         (resource.RLIMIT_NOFILE, 1024),
         (resource.RLIMIT_CORE, 0),
     ):
-        soft, hard = resource.getrlimit(kind)
+        hard = resource.getrlimit(kind)[1]
         if hard != resource.RLIM_INFINITY:
             value = min(value, hard)
         resource.setrlimit(kind, (value, value))
 
 
-def lay(workdir: str, files: Mapping[str, bytes | None], executable: frozenset[str]) -> None:
-    """Write or delete files below `workdir`; a path that exists keeps its execute bit. Run as the agent."""
+def lay(
+    workdir: str,
+    files: Mapping[str, bytes | None],
+    executable: frozenset[str],
+    owner: tuple[int, int] | None = None,
+) -> None:
+    """Write or delete files below `workdir`; a path that exists keeps its execute bit.
+
+    Run as the agent, or as root with `owner`, who then gets the files and new folders.
+    """
     for name, content in files.items():
         path = f"{workdir}/{name}"
         try:
@@ -215,8 +259,19 @@ def lay(workdir: str, files: Mapping[str, bytes | None], executable: frozenset[s
             mode = 0
         if content is None:
             continue
-        os.makedirs(os.path.dirname(path), exist_ok=True)
+        make_folders(os.path.dirname(path), owner)
         bits = 0o755 if name in executable or mode & stat.S_IXUSR else 0o644
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, bits)
         with os.fdopen(fd, "wb") as file:
             file.write(content)
+            if owner:
+                os.fchown(fd, *owner)
+
+
+def make_folders(path: str, owner: tuple[int, int] | None) -> None:
+    """A folder and those above it, as far as they are missing."""
+    if not os.path.isdir(path):
+        make_folders(os.path.dirname(path), owner)
+        os.mkdir(path)
+        if owner:
+            os.chown(path, *owner)

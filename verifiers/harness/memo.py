@@ -2,7 +2,7 @@
 
 Jails start without any .pyc, and would compile the same modules and rewrite the same tests every time. The
 harness keeps the code objects, keyed by file name and exact source bytes, and jails inherit them through
-fork. Nothing that a jail computed ever gets in: `learn` compiles the clean workspace's own files.
+fork. Nothing that a jail computed ever gets in: only our own sources are compiled here.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import ast
 import importlib.machinery
 import importlib.util
 import types
-from collections.abc import Iterable
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +28,12 @@ class CompileMemo:
     def __init__(self) -> None:
         self.modules: dict[tuple[str, bytes], types.CodeType] = {}
         self.tests: dict[tuple[str, bytes], types.CodeType] = {}
-        self._done: set[str] = set()
 
     def install(self) -> None:
         """Make this process's import system and pytest's rewriting look here first."""
         modules, tests = self.modules, self.tests
-        plain, rewriting = importlib.machinery.SourceFileLoader.source_to_code, rewrite._rewrite_test
+        plain = importlib.machinery.SourceFileLoader.source_to_code
+        rewriting = rewrite._rewrite_test  # pyright: ignore[reportPrivateUsage]
 
         def source_to_code(self: Any, data: Any, path: Any, **options: Any) -> types.CodeType:
             code = modules.get((path, data)) if isinstance(data, bytes) and isinstance(path, str) else None
@@ -47,24 +47,27 @@ class CompileMemo:
             return importlib.util.source_hash(source), code
 
         importlib.machinery.SourceFileLoader.source_to_code = source_to_code  # type: ignore[method-assign]
-        rewrite._rewrite_test = rewrite_test
+        rewrite._rewrite_test = rewrite_test  # pyright: ignore[reportPrivateUsage]
 
-    def learn(self, workdir: str, base: str, paths: Iterable[str]) -> None:
-        """Compile the clean copies of workspace files that a jail imported. Each path is looked at once."""
-        for path in paths:
-            if path in self._done or len(self._done) >= MAX_FILES or ".." in path:
-                continue
-            if not path.startswith(workdir + "/") or not path.endswith(".py"):
-                continue
-            self._done.add(path)
-            clean = Path(base + path[len(workdir) :])
-            if clean.is_symlink() or not clean.is_file() or clean.stat().st_size > MAX_BYTES:
-                continue
-            source = clean.read_bytes()
+    def module(self, path: str, source: bytes) -> None:
+        """Compile a module of ours for all later jails."""
+        if self._fits(path, source, self.modules):
             try:
                 self.modules[path, source] = compile(source, path, "exec", dont_inherit=True)
+            except (SyntaxError, ValueError, RecursionError):
+                return
+
+    def test(self, path: str, source: bytes) -> types.CodeType | None:
+        """The code that pytest makes of a test file of ours; None where that fails."""
+        if self._fits(path, source, self.tests):
+            try:
                 tree = ast.parse(source, filename=path)
                 rewrite.rewrite_asserts(tree, source, path, None)
                 self.tests[path, source] = compile(tree, path, "exec", dont_inherit=True)
             except (SyntaxError, ValueError, RecursionError):
-                continue
+                return None
+        return self.tests.get((path, source))
+
+    @staticmethod
+    def _fits(path: str, source: bytes, known: Mapping[tuple[str, bytes], types.CodeType]) -> bool:
+        return (path, source) not in known and len(known) < MAX_FILES and len(source) < MAX_BYTES

@@ -13,9 +13,7 @@ import inspect
 import os
 import sys
 import types
-import unittest
-import unittest.case
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -60,6 +58,18 @@ def nested(code: types.CodeType) -> set[types.CodeType]:
     return found
 
 
+def unwrapped(value: Any) -> Any:
+    """The function in a static method, class method or property; other values as they are."""
+    if isinstance(value, property):
+        return value.fget
+    return value.__func__ if isinstance(value, (staticmethod, classmethod)) else value  # pyright: ignore
+
+
+def function_of(item: pytest.Function) -> Any:
+    """The test function of an item, without its instance."""
+    return item.function  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+
+
 class Integrity:
     """Remembers the functions that decide outcomes, and names those that were replaced."""
 
@@ -76,11 +86,7 @@ class Integrity:
 
     def _remember(self, owner: str, space: Any) -> None:
         for name, value in list(space.items()):
-            inner: Any = value
-            if isinstance(inner, (staticmethod, classmethod)):
-                inner = inner.__func__
-            elif isinstance(inner, property):
-                inner = inner.fget
+            inner = unwrapped(value)
             if callable(inner):
                 self._known.append((f"{owner}.{name}", space, name, value, getattr(inner, "__code__", None)))
 
@@ -89,12 +95,8 @@ class Integrity:
         found: list[str] = []
         for full, space, name, value, code in self._known:
             now = space.get(name)
-            if now is not value:
+            if now is not value or (code is not None and unwrapped(now).__code__ is not code):
                 found.append(full)
-            elif code is not None:
-                inner = getattr(now, "__func__", None) or getattr(now, "fget", None) or now
-                if inner.__code__ is not code:
-                    found.append(full)
         return found
 
 
@@ -111,7 +113,7 @@ class Tracer:
 
     def _started(self, code: types.CodeType, offset: int) -> Any:
         self.seen.add(code)
-        return self._monitoring.DISABLE  # type: ignore[union-attr]
+        return sys.monitoring.DISABLE  # pyright: ignore
 
     def start(self) -> None:
         self.seen = set()
@@ -136,9 +138,7 @@ class Tracer:
 class Reporter:
     """The pytest plugin. Holds no list of results: what is reported is gone from this process."""
 
-    def __init__(
-        self, send: Send, workdir: str, known: Mapping[str, types.CodeType], trace: bool
-    ) -> None:
+    def __init__(self, send: Send, workdir: str, known: Mapping[str, types.CodeType], trace: bool) -> None:
         """`known`: path of a test file -> its module's code, compiled from the clean source."""
         self.workdir = workdir
         self.send = send
@@ -159,7 +159,7 @@ class Reporter:
             self._tests.add(str(item.path))
             self.send(Kind.COLLECTED, index, self._has_function(item), encode(item.nodeid))
             if isinstance(item, pytest.Function):
-                self._codes[index] = codes(item.function)
+                self._codes[index] = codes(function_of(item))
                 if not self._is_genuine(item):
                     self.send(Kind.PATCHED, 0, 0, encode(f"{item.nodeid} is not the code of its file"))
         self.collected = True
@@ -175,14 +175,16 @@ class Reporter:
         classes = [node.name for node in item.listchain() if isinstance(node, pytest.Class)]
         name = ".".join((*classes, item.originalname))
         named = {code for code in self._nested[path] if code.co_qualname == name}
-        return not named or not named.isdisjoint(codes(item.function))
+        return not named or not named.isdisjoint(codes(function_of(item)))
 
     @staticmethod
     def _has_function(item: pytest.Item) -> int:
         if not isinstance(item, pytest.Function):
             return 0
         # unittest looks a coroutine method up by itself, past our wrapper
-        return int(not (isinstance(item, TestCaseFunction) and inspect.iscoroutinefunction(item.function)))
+        return int(
+            not (isinstance(item, TestCaseFunction) and inspect.iscoroutinefunction(function_of(item)))
+        )
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.outcome != "passed":
@@ -190,24 +192,27 @@ class Reporter:
             self.send(Kind.UNCOLLECTED, 0, int(report.outcome == "skipped"), text)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
-    def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[Any]:
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, Any, Any]:
         self._current = self._index.get(id(item), 1 << 31)
         if self._tracer is None:
-            return (yield)
+            result: Any = yield
+            return result
         self._tracer.start()
         try:
-            return (yield)
+            result = yield
+            return result
         finally:
             self._tracer.stop()
             self.send(Kind.TRACE, self._current, 0, encode("\n".join(self._functions(self._tracer.seen))))
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
-    def pytest_runtest_call(self, item: pytest.Item) -> Iterator[Any]:
+    def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, Any, Any]:
         if isinstance(item, pytest.Function) and self._has_function(item):
-            if codes(item.function) != self._codes.get(self._current):
+            if codes(function_of(item)) != self._codes.get(self._current):
                 self.send(Kind.PATCHED, 0, 0, encode(f"{item.nodeid} was replaced after collection"))
             item.obj = self._watched(item.obj, self._current)
-        return (yield)
+        result: Any = yield
+        return result
 
     def _watched(self, function: Callable[..., Any], index: int) -> Callable[..., Any]:
         send, returned = self.send, int(Kind.RETURNED)
@@ -292,9 +297,7 @@ def warm(folder: str) -> None:
     sys.modules.pop("test_warm", None)
 
 
-def run(
-    reporter: Reporter, integrity: Integrity, arguments: Sequence[str], plugins: Sequence[str]
-) -> None:
+def run(reporter: Reporter, integrity: Integrity, arguments: Sequence[str], plugins: Sequence[str]) -> None:
     """pytest over `arguments` with this process as the test process; ends with END."""
     send = reporter.send
     fixed = [*FIXED, "--rootdir", reporter.workdir, f"--basetemp={tempdir()}"]

@@ -19,6 +19,7 @@ import signal
 import sys
 import time
 import traceback
+import types
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,6 +29,8 @@ import pytest
 from verifiers.harness import folding, jail, memo, plugin, wire
 
 LINE = 32_000
+PATIENCE = 10
+"""Times its timeout that a run may take on a machine that is too busy for it."""
 OUTPUT = 4096
 """Bytes of the jail's printed output that are kept: its end. Only people read them."""
 
@@ -39,6 +42,7 @@ class Settings:
     workdir: str
     home: str
     uid: int
+    """Of the agent's files and processes; 0 where the sandbox has no second user."""
     gid: int
     limits: jail.Limits
     env: dict[str, str]
@@ -56,11 +60,13 @@ class Job:
     results: int
     output: int
     started: float
+    timeout: float
     deadline: float
     receiver: wire.Receiver
     fold: folding.Fold = field(default_factory=folding.Fold)
     printed: bytes = b""
-    timed_out: bool = False
+    stopped: str = ""
+    """Why we killed it, if we did."""
 
 
 class Server:
@@ -76,6 +82,7 @@ class Server:
         self._selector = selectors.DefaultSelector()
         self._own_pids = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
         self._input = bytearray()
+        self._learned: set[str] = set()
 
     def serve(self) -> None:
         """Until standard input closes."""
@@ -93,10 +100,20 @@ class Server:
                 else:
                     self._event(key.data, key.fd)
             now = time.monotonic()
-            for job in list(self.jobs.values()):
-                if now >= job.deadline and not job.timed_out:
-                    job.timed_out = True
-                    os.kill(job.pid, signal.SIGKILL)
+            for job in self.jobs.values():
+                if now >= job.deadline and not job.stopped:
+                    self._expire(job, now)
+
+    @staticmethod
+    def _expire(job: Job, now: float) -> None:
+        """Kill a job whose time is over. Time in which it wanted a processor and got none does not count."""
+        granted = job.started + job.timeout + waited(job.pid)
+        last = job.started + PATIENCE * job.timeout
+        if now >= min(granted, last):
+            job.stopped = "timeout" if now >= granted else "starved"
+            os.kill(job.pid, signal.SIGKILL)
+        else:
+            job.deadline = min(granted, last)
 
     def _read_requests(self) -> bool:
         try:
@@ -128,7 +145,7 @@ class Server:
         return True
 
     def _start(self, request: dict[str, Any]) -> None:
-        self.memo.learn(self.settings.workdir, jail.BASE, self._test_files(request))
+        known = self._known_tests(request)
         key = secrets.token_bytes(32)
         results, results_in = os.pipe()
         output, output_in = os.pipe()
@@ -136,7 +153,7 @@ class Server:
         jail.unshare(jail.NEWPID)
         pid = os.fork()
         if pid == 0:
-            init(self, request, key, results_in, output_in)
+            init(self, request | {"known": known}, key, results_in, output_in)
         jail.setns(self._own_pids, jail.NEWPID)
         os.close(results_in)
         os.close(output_in)
@@ -147,6 +164,7 @@ class Server:
             results=results,
             output=output,
             started=started,
+            timeout=request["timeout"],
             deadline=started + request["timeout"],
             receiver=wire.Receiver(key),
         )
@@ -155,9 +173,18 @@ class Server:
             os.set_blocking(fd, False)
             self._selector.register(fd, selectors.EVENT_READ, job)
 
-    def _test_files(self, request: dict[str, Any]) -> list[str]:
-        names = (argument.split("::")[0] for argument in request["arguments"])
-        return [f"{self.settings.workdir}/{name}" for name in names]
+    def _known_tests(self, request: dict[str, Any]) -> dict[str, types.CodeType]:
+        """Path -> compiled code of those requested test files whose content is ours, not the agent's."""
+        known: dict[str, types.CodeType] = {}
+        for name in dict.fromkeys(argument.split("::")[0] for argument in request["arguments"]):
+            if name in request["files"] or not name.endswith(".py"):
+                continue
+            text = request["trusted"].get(name)
+            source = clean_source(name) if text is None else base64.b64decode(text)
+            path = f"{self.settings.workdir}/{name}"
+            if source is not None and (code := self.memo.test(path, source)) is not None:
+                known[path] = code
+        return known
 
     def _event(self, job: Job, fd: int) -> None:
         if fd == job.pidfd:
@@ -198,8 +225,10 @@ class Server:
         if job.receiver.forged:
             result["tampered"].append("bytes on the result pipe that the reporter did not write")
         printed = job.printed.decode(errors="replace")
-        if job.timed_out:
+        if job.stopped == "timeout":
             outcome = "timeout"
+        elif job.stopped:
+            outcome, printed = "infrastructure", "the machine was too busy to give the tests their time"
         elif code == INFRASTRUCTURE and not job.fold.ready:
             outcome = "infrastructure"
         else:
@@ -211,7 +240,19 @@ class Server:
             "output": printed,
         }
         reply(job.id, result)
-        self.memo.learn(self.settings.workdir, jail.BASE, job.fold.loaded)
+        self._learn(job.fold.loaded)
+
+    def _learn(self, paths: list[str]) -> None:
+        """Compile the clean copies of what a jail imported, each path once; the jail only gave names."""
+        prefix = self.settings.workdir + "/"
+        for path in paths:
+            if path in self._learned or not path.startswith(prefix) or ".." in path or path[-3:] != ".py":
+                continue
+            self._learned.add(path)
+            source = clean_source(path.removeprefix(prefix))
+            if source is not None:
+                self.memo.module(path, source)
+                self.memo.test(path, source)
 
 
 INFRASTRUCTURE = 113
@@ -231,7 +272,10 @@ def init(server: Server, request: dict[str, Any], key: bytes, results: int, outp
         os.dup2(results, channel, inheritable=False)
         os.closerange(3, channel)
         os.closerange(channel + 1, 1024)
-        jail.enter(settings.workdir, settings.home, settings.uid, settings.gid, settings.limits.disk_mb)
+        trusted = decode_files(request["trusted"])
+        user = settings.uid, settings.gid
+        disk_mb = settings.limits.disk_mb
+        jail.enter(settings.workdir, settings.home, *user, disk_mb, trusted, request["protected"])
         worker = os.fork()
         if worker == 0:
             work(server, request, key, channel)
@@ -253,7 +297,9 @@ def work(server: Server, request: dict[str, Any], key: bytes, channel: int) -> N
     code, settings = INFRASTRUCTURE, server.settings
     try:
         jail.limit(settings.limits)
-        jail.drop(settings.uid, settings.gid)
+        if settings.uid == 0:
+            jail.become_other(jail.AGENT)
+        jail.drop(settings.uid or jail.AGENT, settings.gid or jail.AGENT)
         os.umask(0o022)
         os.setsid()
         files = decode_files(request["files"])
@@ -262,12 +308,7 @@ def work(server: Server, request: dict[str, Any], key: bytes, channel: int) -> N
         prepare_interpreter(settings)
         code = 1
         send = wire.sender(channel, key)
-        known = {
-            path: code
-            for (path, _), code in server.memo.tests.items()
-            if path.removeprefix(settings.workdir + "/") not in files
-        }
-        reporter = plugin.Reporter(send, settings.workdir, known, request["trace"])
+        reporter = plugin.Reporter(send, settings.workdir, request["known"], request["trace"])
         plugin.run(reporter, server.integrity, request["arguments"], settings.plugins)
         code = 0
     except BaseException:
@@ -276,6 +317,17 @@ def work(server: Server, request: dict[str, Any], key: bytes, channel: int) -> N
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
         os._exit(code)
+
+
+def waited(init: int) -> float:
+    """Seconds that the test process of a jail stood in line for a processor; 0 where Linux does not tell."""
+    try:
+        with open(f"/proc/{init}/task/{init}/children") as file:
+            worker = file.read().split()[0]
+        with open(f"/proc/{worker}/schedstat") as file:
+            return int(file.read().split()[1]) / 1e9
+    except (OSError, IndexError):
+        return 0.0
 
 
 def prepare_interpreter(settings: Settings) -> None:
@@ -297,6 +349,15 @@ def decode_files(files: Mapping[str, str | None]) -> dict[str, bytes | None]:
     return {path: None if text is None else base64.b64decode(text) for path, text in files.items()}
 
 
+def clean_source(path: str) -> bytes | None:
+    """A regular file of the clean workspace."""
+    full = os.path.join(jail.BASE, path)
+    if os.path.islink(full) or not os.path.isfile(full):
+        return None
+    with open(full, "rb") as file:
+        return file.read()
+
+
 def read_base(paths: list[str] | None) -> dict[str, Any]:
     """Contents from the clean workspace; with None the list of its files (true: executable)."""
     if paths is None:
@@ -310,12 +371,8 @@ def read_base(paths: list[str] | None) -> dict[str, Any]:
         return listing
     found: dict[str, Any] = {}
     for path in paths:
-        full = f"{jail.BASE}/{path}"
-        if os.path.isfile(full) and not os.path.islink(full):
-            with open(full, "rb") as file:
-                found[path] = base64.b64encode(file.read()).decode()
-        else:
-            found[path] = None
+        data = clean_source(path)
+        found[path] = None if data is None else base64.b64encode(data).decode()
     return found
 
 
@@ -336,7 +393,9 @@ def configure(config: dict[str, Any]) -> Settings:
         user = pwd.getpwnam("agent")
         uid, gid, home = user.pw_uid, user.pw_gid, user.pw_dir
     except KeyError:
-        uid, gid, home = 1000, 1000, "/home/agent"
+        uid, gid, home = jail.AGENT, jail.AGENT, "/home/agent"
+    if jail.one_id():
+        uid = gid = 0
     for folder in (jail.BASE, jail.SCRATCH):
         os.makedirs(folder, exist_ok=True)
     jail.tmpfs(jail.BASE, config["base_mb"], "755")
@@ -347,7 +406,7 @@ def configure(config: dict[str, Any]) -> Settings:
     for folder, names, files in os.walk(jail.BASE):
         for name in (*names, *files):
             os.chown(os.path.join(folder, name), uid, gid, follow_symlinks=False)
-    jail.protect(jail.BASE, config["base"])
+    jail.protect(jail.BASE, (*config["base"], *config["protected"]))
     python_path = os.environ.get("VERIFIER_PYTHONPATH", "")
     path = [p for p in python_path.split(":") if p]
     if not path:

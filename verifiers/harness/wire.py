@@ -60,7 +60,7 @@ class Frame:
 def sender(fd: int, key: bytes) -> Send:
     """A function `send(kind, index, flag, payload)` for this process alone (forked children stay silent).
 
-    Everything that it calls is C code captured here, so that replacing names in modules later changes nothing.
+    Everything that it calls is C code captured here: replacing names in modules later changes nothing.
     """
     keyed = blake2b(key=key, digest_size=MAC)
     copy, pack, size = keyed.copy, HEAD.pack, struct.Struct("<I").pack
