@@ -160,6 +160,14 @@ def test_text_outside_the_edit_stays_byte_for_byte() -> None:
     assert edit.source == source.replace("a  <  1", "a  <=  1")
 
 
+@pytest.mark.parametrize("power", ["a ** 0", "a ** 1", "a ** -1", "0 ** a", "-1 ** a", "-a ** 2", "2 ** -a"])
+def test_powers_have_a_way_back(power: str) -> None:
+    offered = edits(
+        f"def f(a):\n    return {power}\n", operators={"constant_increment", "constant_decrement"}
+    )
+    assert all(way_back(edit) for edit in offered)
+
+
 def test_bad_input() -> None:
     assert edits("def f(:") == []
     with pytest.raises(ValueError, match="unknown operators \\['nope'\\]"):
