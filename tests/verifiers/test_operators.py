@@ -128,7 +128,7 @@ def test_every_invertible_edit_has_a_way_back(module: str) -> None:
     for edit in edits(REAL[module]):
         if OPERATORS[edit.operator].invertible:
             offered.setdefault(edit.operator, []).append(edit)
-    # a few of each operator, spread over the file: all of them were tried once (docs/operators.md)
+    # a few of each operator, spread over the file, to be quick
     some = [edit for many in offered.values() for edit in many[:: max(1, len(many) // 3)]]
     lost = [edit for edit in some if not way_back(edit)]
     assert not lost
