@@ -180,6 +180,7 @@ def record(search: Search) -> dict[str, Any]:
         "message": search.message,
         "suspicion": dict(search.suspicion),
         "reason": search.reason,
+        "first": search.first,
     }
 
 
@@ -193,7 +194,9 @@ def restore(
     """The search again, without running anything. The arguments must be those of the search."""
     pool = make_pool(workspace, data["suspicion"], data["message"], config or RepairConfig(), prior)
     tries = tuple(Try(**one) for one in data["tries"])
-    return Search(pool, tries, data["found"], data["message"], data["suspicion"], data["reason"])
+    return Search(
+        pool, tries, data["found"], data["message"], data["suspicion"], data["reason"], data["first"]
+    )
 
 
 def ochiai(failing: Collection[Collection[str]], passing: Collection[Collection[str]]) -> dict[str, float]:

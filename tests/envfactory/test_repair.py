@@ -13,6 +13,7 @@ from envfactory.bugs import Bug, BugConfig, propose
 from envfactory.candidates import CandidateConfig, choose, demonstration, draw, fit_weights
 from envfactory.repair import (
     BuggyWorkspace,
+    Choice,
     RepairConfig,
     Search,
     localise,
@@ -85,6 +86,22 @@ async def test_no_success_has_a_reason() -> None:
     assert hard.reason.startswith("no success in 10 of ")
 
 
+async def test_the_search_goes_on_past_what_is_not_confirmed() -> None:
+    files = FILES | {"tiny/numbers.py": BROKEN}
+    task = problem(files, ("t.py::windows",))
+    asked: list[str] = []
+
+    async def never(choice: Choice) -> bool:
+        asked.append(choice.edit.text)
+        return False
+
+    search = await repair(task, TinyRunner(files), confirm=never)
+    assert search.found is None
+    assert search.first is not None
+    assert asked[0] == search.pool[search.first].edit.text
+    assert len(search.tries) == len(search.pool)
+
+
 def test_ochiai_by_hand() -> None:
     scores = ochiai([["f", "g"]], [["g"], ["g", "h"]])
     assert scores == {"f": 1.0, "g": pytest.approx(1 / 3**0.5)}
@@ -133,12 +150,12 @@ async def test_candidate_sets() -> None:
         assert 1 <= sum(one.passes) <= 2
         assert all(seen for seen, passed in zip(one.passes_visible, one.passes, strict=True) if passed)
         assert len({c.content for c in one.candidates}) == 8
-        assert sorted(chosen.order) == list(range(8))
+        assert sorted(one.order) == list(range(8))
         for candidate in one.candidates:
             text = blobs.get(candidate.content).decode()
             assert blob_ref(text.encode()) == candidate.content
             assert text != search.pool[0].edit.original
-        steps = demonstration(one, chosen.order, tries=8)
+        steps = demonstration(one, tries=8)
         if steps:
             assert steps[-1]["action"] == "submit"
             assert one.passes[steps[-1]["candidate"]]

@@ -128,7 +128,7 @@ def test_every_invertible_edit_has_a_way_back(module: str) -> None:
     for edit in edits(REAL[module]):
         if OPERATORS[edit.operator].invertible:
             offered.setdefault(edit.operator, []).append(edit)
-    # a few of each operator, spread over the file: all of them were tried once (docs/operators.md)
+    # a few of each operator, spread over the file, to be quick
     some = [edit for many in offered.values() for edit in many[:: max(1, len(many) // 3)]]
     lost = [edit for edit in some if not way_back(edit)]
     assert not lost
@@ -158,6 +158,14 @@ def test_text_outside_the_edit_stays_byte_for_byte() -> None:
     source = 'def f(a):\r\n    # ünïcode <\r\n    return ("é", a  <  1)   # why\r\n'
     (edit,) = edits(source, operators={"comparison_boundary"})
     assert edit.source == source.replace("a  <  1", "a  <=  1")
+
+
+@pytest.mark.parametrize("power", ["a ** 0", "a ** 1", "a ** -1", "0 ** a", "-1 ** a", "-a ** 2", "2 ** -a"])
+def test_powers_have_a_way_back(power: str) -> None:
+    offered = edits(
+        f"def f(a):\n    return {power}\n", operators={"constant_increment", "constant_decrement"}
+    )
+    assert all(way_back(edit) for edit in offered)
 
 
 def test_bad_input() -> None:

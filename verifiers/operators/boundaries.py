@@ -34,7 +34,7 @@ def _shift(tree: Tree, by: int) -> Iterator[Proposal]:
         )
         ends = isinstance(site.above, cst.Index) and {value, value + by} == {0, -1}
         # below zero the literal becomes a unary minus, which `**` and `.` bind differently
-        if not site.default and not ends and not (tight and value + by < 1):
+        if not site.default and not ends and not (tight and min(value, value + by) < 0):
             yield tree.replace(site, (node, str(value + by)))
 
 
