@@ -33,7 +33,7 @@ from envfactory.packaging import Draft
 from envfactory.prune import test_name, test_path, test_source
 from envfactory.sanitize import clean
 from envfactory.sources.base import History, Progress, Revision, silent, slug
-from envfactory.trees import File, Tree, changed, difference, scratch, write_tree
+from envfactory.trees import File, changed, difference, scratch, write_tree
 from sandbox.base import SandboxProvider
 from sandbox.images import ImageStore
 from verifiers.runner import TestRun, TestRunner
@@ -174,9 +174,8 @@ class _Pair:
         return self.before[path].data if path in self.before else b""
 
     def _belongs(self, test: str, source: str, layout: Layout) -> bool:
-        stem, module = PurePosixPath(source).stem, module_name(source, layout)
-        name = PurePosixPath(test).stem
-        if stem.strip("_") and stem.strip("_") in name:
+        stem, module = topic(source), module_name(source, layout)
+        if stem.strip("_") and stem.strip("_") in PurePosixPath(test).stem:
             return True
         text = (self.changes[test] or b"").decode("utf-8", "replace")
         return bool(re.search(rf"\b{re.escape(module)}\b|import .*\b{re.escape(stem)}\b", text))
@@ -286,8 +285,8 @@ class _Pair:
             messages.setdefault(test, failing.messages.get(test_path(test), ""))
         shown = interface.render(found)
         first = candidate.sources[0]
-        name = slug(f"{self.history.name}-{PurePosixPath(first).stem}-{self.child.name}")
-        notes = self._notes(PurePosixPath(first).stem, [symbol.name for symbol in found], gold)
+        name = slug(f"{self.history.name}-{topic(first)}-{self.child.name}")
+        notes = self._notes(topic(first), [symbol.name for symbol in found], gold)
         return Draft(
             origin=Origin(
                 kind=kind,
@@ -349,6 +348,12 @@ class _Pair:
         return statement.clean_notes(lines, gold=added, mentions=named)
 
 
+def topic(path: str) -> str:
+    """What a source file is about: its name, or its folder's for a package's own file."""
+    place = PurePosixPath(path)
+    return place.parent.name if place.stem == "__init__" and place.parent.name else place.stem
+
+
 def same_meaning(before: bytes, after: bytes) -> bool:
     """Whether two Python sources differ at most in formatting, comments, docstrings and version numbers."""
     try:
@@ -388,8 +393,3 @@ def changed_lines(before: bytes, after: bytes) -> int:
     matcher = difflib.SequenceMatcher(None, old, new, autojunk=False)
     kept = sum(block.size for block in matcher.get_matching_blocks())
     return len(old) + len(new) - 2 * kept
-
-
-def parent_tree(history: History, revision: Revision) -> Tree:
-    """The clean tree of a revision."""
-    return clean(history.tree(revision))

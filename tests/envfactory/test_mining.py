@@ -89,7 +89,7 @@ async def test_a_parent_may_be_laid_out_otherwise(
     made = await build(history, home, sandboxes, images)
     assert made.layout.import_root == "src"
     (draft,), funnel = await mine(history, made, sandboxes, images)
-    assert funnel.counts == {"no test change": 1, "found": 1}
+    assert funnel.counts == {"no source change": 1, "found": 1}
     blobs = Blobs(home / "blobs")
     task = Packager(made, images, blobs).package(draft)
     assert task.verifier.allowed == ("tinysum/",)
