@@ -16,7 +16,8 @@ import asyncio
 import difflib
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import PurePosixPath
@@ -32,7 +33,7 @@ from envfactory.packaging import Draft
 from envfactory.prune import test_name, test_path, test_source
 from envfactory.sanitize import clean
 from envfactory.sources.base import History, Progress, Revision, silent, slug
-from envfactory.trees import File, Tree, changed, difference, scratch, write_tree
+from envfactory.trees import File, changed, difference, scratch, write_tree
 from sandbox.base import SandboxProvider
 from sandbox.images import ImageStore
 from verifiers.runner import TestRun, TestRunner
@@ -50,7 +51,7 @@ class MiningConfig(BaseModel):
     max_fail_to_pass: int = 50
     max_visible: int = 2
     """Failing tests that the agent sees."""
-    pairs: int = 12
+    pairs: int = 60
     """Neighbouring revisions looked at, newest first."""
     seconds: float = 40.0
     """Time for all test runs together."""
@@ -94,18 +95,20 @@ async def mine(
     deadline = time.monotonic() + config.seconds
     known: dict[str, bytes] = {}
     revisions = history.revisions[-config.pairs - 1 :]
-    for parent, child in reversed(list(pairwise(revisions))):
-        if child.name in config.skip_revisions:
-            continue
-        if time.monotonic() > deadline:
-            funnel.exhausted = False
-            break
-        before = clean(history.tree(parent, known=known))
-        after = clean(history.tree(child, known=known))
-        pair = _Pair(history, build, config, parent, child, before, after, funnel)
-        if pair.candidates:
-            progress(f"{history.name} {parent.name} to {child.name}: {len(pair.candidates)} candidates")
-            drafts += await pair.examine(provider, images, deadline)
+    async with TestRunner(provider, build.image, plugins=build.plugins) as shared:
+        for parent, child in reversed(list(pairwise(revisions))):
+            if child.name in config.skip_revisions:
+                continue
+            if time.monotonic() > deadline:
+                funnel.exhausted = False
+                break
+            before = clean(history.tree(parent, known=known))
+            after = clean(history.tree(child, known=known))
+            pair = _Pair(history, build, config, parent, child, before, after, funnel)
+            if pair.candidates:
+                progress(f"{history.name} {parent.name} to {child.name}: {len(pair.candidates)} candidates")
+                async with pair.runner(shared, provider, images) as runner:
+                    drafts += await pair.examine(runner, deadline)
     return drafts, funnel
 
 
@@ -171,9 +174,8 @@ class _Pair:
         return self.before[path].data if path in self.before else b""
 
     def _belongs(self, test: str, source: str, layout: Layout) -> bool:
-        stem, module = PurePosixPath(source).stem, module_name(source, layout)
-        name = PurePosixPath(test).stem
-        if stem.strip("_") and stem.strip("_") in name:
+        stem, module = topic(source), module_name(source, layout)
+        if stem.strip("_") and stem.strip("_") in PurePosixPath(test).stem:
             return True
         text = (self.changes[test] or b"").decode("utf-8", "replace")
         return bool(re.search(rf"\b{re.escape(module)}\b|import .*\b{re.escape(stem)}\b", text))
@@ -181,43 +183,55 @@ class _Pair:
     def _size(self, candidate: Candidate) -> int:
         return sum(changed_lines(self._old(path), self.changes[path] or b"") for path in candidate.sources)
 
-    async def examine(self, provider: SandboxProvider, images: ImageStore, deadline: float) -> list[Draft]:
-        """Run the candidates of this pair."""
+    @asynccontextmanager
+    async def runner(
+        self, shared: TestRunner, provider: SandboxProvider, images: ImageStore
+    ) -> AsyncIterator[TestRunner]:
+        """The shared runner, or one of its own where the parent keeps its package in another folder."""
         assert self.layout is not None
-        with scratch() as temporary:
-            write_tree(self.before, temporary / "workspace")
+        if self.layout.import_root == self.build.layout.import_root:
+            yield shared
+            return
+        with scratch() as folder:
+            write_tree(self.build.tree, folder / "workspace")
+            environment = sandbox_env(self.layout)
             image = images.add_layer(
                 self.build.env_image,
-                temporary / "workspace",
+                folder / "workspace",
                 at="/workspace",
-                env=sandbox_env(self.layout),
-                note=f"parent {self.parent.name}",
+                env=environment,
+                note="other layout",
             )
+        async with TestRunner(provider, image, plugins=self.build.plugins) as own:
+            yield own
+
+    async def examine(self, runner: TestRunner, deadline: float) -> list[Draft]:
+        """Run the candidates of this pair; every run turns the build's workspace into the parent first."""
+        parent = difference(self.build.tree, self.before)
         support = {
             path: data for path, data in self.changes.items() if is_protected(path) and not is_test_path(path)
         }
         drafts: list[Draft] = []
         covered: set[str] = set()
-        async with TestRunner(provider, image, plugins=self.build.plugins) as runner:
 
-            async def run(files: dict[str, bytes | None], arguments: Sequence[str]) -> TestRun:
-                return await runner.run(files, arguments, timeout=self.config.run_timeout_s)
+        async def run(files: dict[str, bytes | None], arguments: Sequence[str]) -> TestRun:
+            return await runner.run(parent | files, arguments, timeout=self.config.run_timeout_s)
 
-            for candidate in self.candidates:
-                if time.monotonic() > deadline:
-                    self.funnel.exhausted = False
-                    break
-                if covered & set(candidate.sources):
-                    continue
-                tests = support | {path: self.changes[path] for path in candidate.tests}
-                gold = {path: self.changes[path] for path in candidate.sources}
-                failing, passing = await asyncio.gather(
-                    run(tests, candidate.tests), run(tests | gold, candidate.tests)
-                )
-                draft = self._judge(candidate, tests, gold, failing, passing)
-                if draft is not None:
-                    covered |= set(candidate.sources)
-                    drafts.append(draft)
+        for candidate in self.candidates:
+            if time.monotonic() > deadline:
+                self.funnel.exhausted = False
+                break
+            if covered & set(candidate.sources):
+                continue
+            tests = support | {path: self.changes[path] for path in candidate.tests}
+            gold = {path: self.changes[path] for path in candidate.sources}
+            failing, passing = await asyncio.gather(
+                run(tests, candidate.tests), run(tests | gold, candidate.tests)
+            )
+            draft = self._judge(candidate, tests, gold, failing, passing)
+            if draft is not None:
+                covered |= set(candidate.sources)
+                drafts.append(draft)
         return drafts
 
     def _judge(
@@ -271,8 +285,8 @@ class _Pair:
             messages.setdefault(test, failing.messages.get(test_path(test), ""))
         shown = interface.render(found)
         first = candidate.sources[0]
-        name = slug(f"{self.history.name}-{PurePosixPath(first).stem}-{self.child.name}")
-        notes = self._notes(PurePosixPath(first).stem, [symbol.name for symbol in found], gold)
+        name = slug(f"{self.history.name}-{topic(first)}-{self.child.name}")
+        notes = self._notes(topic(first), [symbol.name for symbol in found], gold)
         return Draft(
             origin=Origin(
                 kind=kind,
@@ -334,6 +348,12 @@ class _Pair:
         return statement.clean_notes(lines, gold=added, mentions=named)
 
 
+def topic(path: str) -> str:
+    """What a source file is about: its name, or its folder's for a package's own file."""
+    place = PurePosixPath(path)
+    return place.parent.name if place.stem == "__init__" and place.parent.name else place.stem
+
+
 def same_meaning(before: bytes, after: bytes) -> bool:
     """Whether two Python sources differ at most in formatting, comments, docstrings and version numbers."""
     try:
@@ -373,8 +393,3 @@ def changed_lines(before: bytes, after: bytes) -> int:
     matcher = difflib.SequenceMatcher(None, old, new, autojunk=False)
     kept = sum(block.size for block in matcher.get_matching_blocks())
     return len(old) + len(new) - 2 * kept
-
-
-def parent_tree(history: History, revision: Revision) -> Tree:
-    """The clean tree of a revision."""
-    return clean(history.tree(revision))

@@ -135,8 +135,13 @@ class Packager:
             solution=self._blobs.put(gold_patch(draft)),
         )
 
-    def _substrate(self, draft: Draft) -> Substrate:
-        """The build's image with the changes to this draft's graded workspace."""
+    def _substrate(self, draft: Draft) -> Substrate | None:
+        """The build's image with the changes to this draft's graded workspace.
+
+        None where that image looks for the package in another folder than the draft has it in.
+        """
+        if draft.layout is not None and draft.layout.import_root != self._build.layout.import_root:
+            return None
         changes = encode_changes(difference(self._build.tree, draft.start_tests))
         return Substrate(image=self._build.image, changes=self._blobs.put(changes))
 

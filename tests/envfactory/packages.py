@@ -130,6 +130,9 @@ def repository(folder: Path, states: Sequence[tuple[Mapping[str, str], str]]) ->
 
     git("init", "-q", "-b", "trunk")
     for files, message in states:
+        for place in sorted(folder.rglob("*"), reverse=True):
+            if place.is_file() and ".git" not in place.parts:
+                place.unlink()
         for path, text in files.items():
             place = folder / path
             place.parent.mkdir(parents=True, exist_ok=True)

@@ -79,6 +79,25 @@ async def test_limits_hold(
     assert (drafts, funnel.exhausted) == ([], False)
 
 
+@pytest.mark.usefixtures("offline")
+async def test_a_parent_may_be_laid_out_otherwise(
+    tmp_path: Path, home: Path, images: ImageStore, sandboxes: SandboxProvider
+) -> None:
+    files = STATES[1][0]
+    moved = {path.replace("tinysum/", "src/tinysum/"): text for path, text in files.items()}
+    history = open_source(str(repository(tmp_path / "tinysum", [*STATES[:2], (moved, "Move")]))).fetch(home)
+    made = await build(history, home, sandboxes, images)
+    assert made.layout.import_root == "src"
+    (draft,), funnel = await mine(history, made, sandboxes, images)
+    assert funnel.counts == {"no source change": 1, "found": 1}
+    blobs = Blobs(home / "blobs")
+    task = Packager(made, images, blobs).package(draft)
+    assert task.verifier.allowed == ("tinysum/",)
+    async with Grader(sandboxes, images, blobs) as grader:
+        gold, nothing = await grader.grade(task, blobs.get(task.solution)), await grader.grade(task, b"")
+    assert (gold.reward, nothing.reward) == (1.0, 0.0), gold.evidence
+
+
 @pytest.mark.parametrize(
     ("before", "after", "same"),
     [

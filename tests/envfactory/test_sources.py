@@ -88,6 +88,16 @@ def test_a_file_with_another_hash_is_refused(tmp_path: Path) -> None:
         PypiSource("tinysum", Limits(), found).fetch(tmp_path / "home")
 
 
+def test_a_full_disk_on_the_way_is_a_sentence_too(tmp_path: Path) -> None:
+    def fill() -> None:
+        with new_folder(tmp_path / "final"), open("/dev/full", "wb", buffering=0) as full:
+            full.write(b"x")
+
+    with pytest.raises(NoSpace, match="no space left"):
+        fill()
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_full_disk_is_told_before_anything_is_fetched(tmp_path: Path) -> None:
     with pytest.raises(NoSpace, match="MiB free"):
         PypiSource("tinysum", Limits(free_mb=1 << 40), index(tmp_path)).fetch(tmp_path / "home")
