@@ -83,6 +83,8 @@ class Policy(Protocol):
     """d, channels of a hidden state."""
     replay_window: int | None
     """W, tokens of a prompt that the decoder reads (`replay_start`); None: all of them."""
+    shares_prefixes: bool
+    """Whether `hidden` takes batches of `model.forks.pack_forks`."""
 
     def hidden(self, batch: Batch) -> Tensor:
         """Final normalised hidden states [B, T, d], what the head reads; differentiable.
