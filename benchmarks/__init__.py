@@ -1,0 +1,1 @@
+"""Measurements: each module prints one table and writes JSON."""

@@ -85,6 +85,18 @@ class Limits(Record):
     timeout_s: float = 60.0
 
 
+class Substrate(Record):
+    """What a grader may run on instead of the task's own image, when many tasks share one package.
+
+    `image` holds a clean workspace; `changes` turn it into this task's graded one, tests included. Built
+    from the same trees as the task's image, and never shown to an agent.
+    """
+
+    image: str
+    changes: BlobRef
+    """JSON object: path -> base64 of the content, null deletes."""
+
+
 class Environment(Record):
     """Where the agent works: an image, and nothing else."""
 
@@ -94,6 +106,8 @@ class Environment(Record):
     tree: str
     """Digest of the workspace's files as the agent finds them (`sandbox.trees.tree_digest`)."""
     limits: Limits = Limits()
+    substrate: Substrate | None = None
+    """Shared image for graders; None: they open the task's own image."""
 
 
 class VerifierSpec(Record):
@@ -206,8 +220,13 @@ class CandidateSet(Record):
     passes_visible: tuple[bool, ...]
     passes: tuple[bool, ...]
     """The verdict of the hidden tests."""
+    messages: tuple[str, ...] = ()
+    """What the visible test says about each; empty where it passes."""
     tried: int
     """Edits that the search ran before it stopped."""
+    order: tuple[int, ...] = ()
+    """Candidates (indices from 0) in the order in which the solver's search has them; its trajectory is
+    what SFT learns from."""
     test_source: str = ""
     """Source of the visible failing test, shown to the policy."""
     failure: str = ""

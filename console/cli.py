@@ -28,7 +28,11 @@ app = App(
     version_flags=["--version"],
 )
 app.command("console.tasks:app", name="tasks", help="Synthesize, audit and browse tasks.")
+app.command("console.demo.command:app", name="demo", help="The whole job on one machine.")
 app.command("console.runs:app", name="runs", help="Jobs and what came of them.")
+app.command("console.sandboxes:app", name="sandbox", help="Whether this host can keep foreign code in.")
+app.command("console.rollouts:app", name="rollout", help="Let a policy act on tasks.")
+app.command("console.train:app", name="train", help="Turn trajectories and tasks into new weights.")
 app.meta.group_parameters = Group("Everywhere")
 
 
@@ -55,9 +59,26 @@ def _launch(
     return command(*bound.args, **bound.kwargs, **dict.fromkeys(ignored, session))
 
 
+def _globals_first(tokens: list[str]) -> list[str]:
+    """Move the global options to the front: commands that take further settings would swallow them."""
+    front: list[str] = []
+    rest: list[str] = []
+    waiting = iter(tokens)
+    for token in waiting:
+        if token == "--":
+            rest += [token, *waiting]
+        elif token == "--home" and (value := next(waiting, None)) is not None:
+            front += [token, value]
+        elif token in ("--json", "--debug") or token.startswith("--home="):
+            front.append(token)
+        else:
+            rest.append(token)
+    return front + rest
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command line and return its exit code (`SystemExit` never leaves this function)."""
-    tokens = list(sys.argv[1:] if arguments is None else arguments)
+    tokens = _globals_first(list(sys.argv[1:] if arguments is None else arguments))
     try:
         code = app.meta(tokens, exit_on_error=False, print_error=False, result_action="return_value")
     except SystemExit as error:

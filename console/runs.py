@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cyclopts import App
 
 from console.session import InSession, clean, print_table
+
+if TYPE_CHECKING:
+    from catalog.store import Catalog
 
 app = App(name="runs", help="Jobs and what came of them.")
 
@@ -80,3 +83,28 @@ def show_run(run: str, *, session: InSession) -> None:
             print(f"Summary  {json.dumps(record.summary, indent=2)}")
 
     session.emit(value, show)
+
+
+def record(catalog: Catalog, folder: Path) -> str:
+    """Enter a run folder and the trajectories under its `rollout` into the catalog; returns the run's id.
+
+    Doing so again changes nothing. Trajectories of tasks that the catalog does not know are left out.
+    """
+    from catalog.jsonl import Position
+    from catalog.models import Trajectory
+    from catalog.runs import read_run
+
+    run = read_run(folder)
+    file = (folder / "rollout" / "trajectories.jsonl").resolve()
+    known = {task.id for task in catalog.list_tasks()}
+    with catalog.transaction():
+        catalog.put_run(run.model_copy(update={"folder": str(folder.resolve())}))
+        offset = 0
+        for line in file.read_bytes().splitlines(keepends=True) if file.exists() else ():
+            if line.endswith(b"\n"):
+                trajectory = Trajectory.model_validate_json(line)
+                if trajectory.task_id in known and trajectory.run_id == run.id:
+                    position = Position(str(file), offset, len(line) - 1)
+                    catalog.put_trajectory(trajectory, at=position)
+            offset += len(line)
+    return run.id

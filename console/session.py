@@ -30,6 +30,12 @@ class Session:
 
         return Catalog.open(self.home)
 
+    def store(self) -> Path:
+        """Folder of the image store."""
+        from catalog.store import default_home
+
+        return (self.home or default_home()) / "images"
+
     @property
     def log(self) -> TextIO:
         """Where progress goes: standard output, or standard error when that carries JSON."""

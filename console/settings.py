@@ -12,6 +12,7 @@ import ast
 import difflib
 import inspect
 import itertools
+import textwrap
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
@@ -118,7 +119,7 @@ def _model_in(annotation: Any) -> type[BaseModel] | None:
 def _field_docs(model: type[BaseModel]) -> dict[str, str]:
     """The strings that stand under the fields of a model in its source."""
     try:
-        (body,) = ast.parse(inspect.cleandoc(inspect.getsource(model))).body
+        (body,) = ast.parse(textwrap.dedent(inspect.getsource(model))).body
     except (OSError, SyntaxError):
         return {}
     docs: dict[str, str] = {}

@@ -1,0 +1,1 @@
+"""From public repositories to audited tasks: sources, stage agents, gates, candidates, the report."""

@@ -10,6 +10,7 @@ bugs at once, and edits without a way back (`statement_drop` and its like), whic
 
 from __future__ import annotations
 
+import math
 import random
 import re
 from collections import Counter
@@ -22,7 +23,6 @@ from pydantic import BaseModel, ConfigDict, model_validator
 from verifiers.operators import OPERATORS, Edit, edits, functions
 
 Split = Literal["train", "dev", "test"]
-_INNER = re.compile(r"(\.<locals>\.<(lambda|listcomp|dictcomp|setcomp|genexpr)>)+$")
 
 
 class BugConfig(BaseModel):
@@ -34,8 +34,12 @@ class BugConfig(BaseModel):
     """The same seed, files and tests give the same proposals in the same order."""
     per_function: int = 6
     """Most proposals of one function."""
-    operator_share: float = 0.08
+    operator_share: float = 0.15
     """Most proposals of one operator, as a share of all proposals of its split (and at least 5)."""
+    taste: dict[str, float] = {"name_swap": 0.2, "statement_swap": 0.4, "return_drop": 0.4, "return_add": 0.4}
+    """Factors on operators that would crowd out the rest; the others have 1."""
+    imbalance: float = 8.0
+    """Bound on the factor that balances an operator against its inverse."""
     shares: dict[Split, float] = {"train": 0.35, "dev": 0.1, "test": 0.55}
     """Share of the covered functions that each split aims at; whole files are dealt out."""
     held_out_operators: tuple[str, ...] = (
@@ -54,6 +58,8 @@ class BugConfig(BaseModel):
         unknown = set(self.held_out_operators) - OPERATORS.keys()
         if unknown:
             raise ValueError(f"held_out_operators: {sorted(unknown)} are not operators")
+        if self.taste.keys() - OPERATORS.keys() or min(self.taste.values(), default=1) < 0:
+            raise ValueError("taste: needs names of operators and factors that are not negative")
         if set(self.shares) != {"train", "dev", "test"} or min(self.shares.values()) < 0:
             raise ValueError("shares needs train, dev and test, none of them negative")
         if not sum(self.shares.values()):
@@ -92,8 +98,8 @@ class Bug:
 
 
 def named_function(traced: str) -> str:
-    """`path::qualname` of the named function that a traced lambda or comprehension stands in."""
-    return _INNER.sub("", traced)
+    """`path::qualname` of the outermost function around a traced one: tests see inner ones through it."""
+    return traced.partition(".<locals>")[0]
 
 
 def coverage(executed: Mapping[str, Collection[str]]) -> dict[str, tuple[str, ...]]:
@@ -169,17 +175,38 @@ def _of_split(
         for op in OPERATORS.values()
         if op.invertible and (split == "test" or op.name not in _reserved(config))
     ]
-    offers = {place: _shuffled_edits(place, files, allowed, rng) for place in places}
+    offers = {
+        place: _distinct(edits(files[place[0]], functions={place[1]}, operators=allowed)) for place in places
+    }
+    weights = balance(Counter(edit.operator for offered in offers.values() for edit in offered), config)
+    queues = {place: _in_weighted_order(offered, weights, rng) for place, offered in offers.items()}
     cap = max(5, int(config.operator_share * config.per_function * len(places)))
     used: Counter[str] = Counter()
     bugs: list[Bug] = []
     for _ in range(config.per_function):
         for place in places:
-            edit = _next(offers[place], used, cap)
+            edit = next((edit for edit in queues[place] if used[edit.operator] < cap), None)
             if edit is not None:
+                queues[place].remove(edit)
                 used[edit.operator] += 1
                 bugs.append(Bug(place[0], edit, split, tests_of[f"{place[0]}::{place[1]}"]))
     return bugs
+
+
+def balance(counts: Mapping[str, int], config: BugConfig) -> dict[str, float]:
+    """Weight of one edit of each operator, given how many edits the clean code offers.
+
+    A bug made by `negation_add` is repaired by `negation_drop`. Code offers seven times as many places for
+    the first as for the second, so with equal weights nearly every `not` that can be dropped would be a
+    bug, and dropping it the answer. Weighted by edits of the inverse / edits of the operator, repairs are
+    as common among the edits of a buggy file as other edits of their kind.
+    """
+    weights: dict[str, float] = {}
+    for name, count in counts.items():
+        back = sum(counts.get(other, 0) for other in OPERATORS[name].inverse)
+        ratio = min(config.imbalance, max(1 / config.imbalance**2, back / count))
+        weights[name] = config.taste.get(name, 1.0) * ratio
+    return weights
 
 
 def _reserved(config: BugConfig) -> set[str]:
@@ -188,28 +215,18 @@ def _reserved(config: BugConfig) -> set[str]:
     return held | {name for name in OPERATORS if held & set(OPERATORS[name].inverse)}
 
 
-def _shuffled_edits(
-    place: tuple[str, str], files: Mapping[str, str], allowed: Collection[str], rng: random.Random
-) -> dict[str, list[Edit]]:
-    """Edits of one function by operator, each list in seeded order. One text is offered once."""
-    path, function = place
-    offered = edits(files[path], functions={function}, operators=allowed)
-    rng.shuffle(offered)
-    by_operator: dict[str, list[Edit]] = {}
-    seen: set[str] = set()
-    for edit in offered:
-        if edit.text not in seen:
-            seen.add(edit.text)
-            by_operator.setdefault(edit.operator, []).append(edit)
-    return by_operator
+def _distinct(offered: list[Edit]) -> list[Edit]:
+    """One edit for each text."""
+    return list({edit.text: edit for edit in reversed(offered)}.values())[::-1]
 
 
-def _next(offers: dict[str, list[Edit]], used: Counter[str], cap: int) -> Edit | None:
-    """The next edit of the function: of the operator that was used least so far."""
-    open_operators = [name for name, left in offers.items() if left and used[name] < cap]
-    if not open_operators:
-        return None
-    return offers[min(open_operators, key=lambda name: used[name])].pop()
+def _in_weighted_order(offered: list[Edit], weights: Mapping[str, float], rng: random.Random) -> list[Edit]:
+    """A weighted draw without replacement (Efraimidis and Spirakis, 2006)."""
+    keys = [
+        (-math.log(rng.uniform(1e-12, 1)) / max(weights[edit.operator], 1e-9), i)
+        for i, edit in enumerate(offered)
+    ]
+    return [offered[i] for _, i in sorted(keys)]
 
 
 def by_split(bugs: Collection[Bug]) -> Iterator[tuple[Split, list[Bug]]]:

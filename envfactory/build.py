@@ -9,9 +9,9 @@ without wheels, other interpreters than the one that runs us.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -24,7 +24,7 @@ from envfactory.errors import BuildError, full_disk_is_a_user_error
 from envfactory.layout import Layout
 from envfactory.sanitize import clean
 from envfactory.sources.base import History, Progress, Revision, silent
-from envfactory.trees import File, changed, tree_key, write_tree
+from envfactory.trees import File, changed, scratch, tree_key, write_tree
 from sandbox.base import SandboxProvider
 from sandbox.images import ImageStore
 from verifiers.runner import TestRun, TestRunner
@@ -49,8 +49,8 @@ _MODULES |= {
 class BuildConfig:
     """Settings of a build."""
 
-    suite_timeout_s: float = 240.0
-    """For one run of the whole suite."""
+    file_timeout_s: float = 90.0
+    """For one run of one test file; slower files are left out."""
     min_passing: float = 0.5
     """Share of the tests that must pass in both runs; below it the package is refused."""
     jobs: int = 2
@@ -64,8 +64,10 @@ class Suite:
     """Tests with the same status in both runs."""
     flaky: tuple[str, ...]
     """Tests with two statuses, or seen only once."""
-    duration_s: float
-    """Of one run."""
+    slow: tuple[str, ...] = ()
+    """Test files that took too long and are left out."""
+    durations: dict[str, float] = field(default_factory=dict[str, float])
+    """Test file to the seconds that one run of it took."""
     functions: dict[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
     """Test to the package functions that it executed, `path::qualified name`."""
 
@@ -99,6 +101,8 @@ class Build:
     tree: dict[str, File]
     """The clean workspace."""
     suite: Suite
+    plugins: tuple[str, ...] = ()
+    """pytest plugins that the tests need, for `TestRunner` and `Grader`."""
 
     @property
     def env(self) -> dict[str, str]:
@@ -157,8 +161,10 @@ async def build(
     for _ in range(4):
         progress(f"{history.name} {version}: environment with {', '.join([*wanted, *optional])}")
         lock = _resolve(wanted, optional, home, history.name)
-        env_image, image = _images(lock, home, extra, tree, layout, images)
-        suite, messages = await _suite(provider, image, layout, config, progress)
+        environment = wheels.environment_tree(lock, home, extra)
+        plugins = wheels.pytest_plugins(environment)
+        env_image, image = _images(environment, tree, layout, images)
+        suite, messages = await _suite(provider, image, plugins, layout, config, progress)
         more = _missing_modules(messages, tree, lock)
         if not more:
             break
@@ -178,6 +184,7 @@ async def build(
         image=image,
         tree=tree,
         suite=suite,
+        plugins=plugins,
     )
     with full_disk_is_a_user_error(home):
         write_atomic(record, json.dumps(_dump(result), indent=1).encode())
@@ -203,18 +210,12 @@ def _resolve(wanted: Sequence[str], optional: list[str], home: Path, name: str) 
 
 
 def _images(
-    lock: wheels.Lock,
-    home: Path,
-    extra: dict[str, File],
-    tree: dict[str, File],
-    layout: Layout,
-    images: ImageStore,
+    environment: dict[str, File], tree: dict[str, File], layout: Layout, images: ImageStore
 ) -> tuple[str, str]:
-    with full_disk_is_a_user_error(home), tempfile.TemporaryDirectory(prefix="posttrain-env.") as temporary:
-        folder = Path(temporary)
-        wheels.write_environment(wheels.environment_tree(lock, home, extra), folder / "env")
+    with full_disk_is_a_user_error(images.root), scratch() as folder:
+        wheels.write_environment(environment, folder / "env")
         env_image = images.add_layer(
-            images.host_base(), folder / "env", env=sandbox_env(layout), note="environment"
+            images.host_base(), folder / "env", env=sandbox_env(layout), note="environment", owner="root"
         )
         write_tree(tree, folder / "workspace")
         image = images.add_layer(env_image, folder / "workspace", at="/workspace", note="clean workspace")
@@ -222,26 +223,56 @@ def _images(
 
 
 async def _suite(
-    provider: SandboxProvider, image: str, layout: Layout, config: BuildConfig, progress: Progress
+    provider: SandboxProvider,
+    image: str,
+    plugins: Sequence[str],
+    layout: Layout,
+    config: BuildConfig,
+    progress: Progress,
 ) -> tuple[Suite, dict[str, str]]:
-    """Run the suite twice, the second time tracing which functions each test reaches."""
-    runs: list[TestRun] = []
-    async with TestRunner(provider, image, jobs=config.jobs) as runner:
+    """Run every test file twice, each time in a jail of its own, as graders will.
+
+    The second time in the other order, and traced: which functions of the package each test reaches.
+    """
+    passes: list[list[TestRun]] = []
+    async with TestRunner(provider, image, jobs=config.jobs, plugins=plugins) as runner:
+
+        async def run(path: str, trace: bool) -> TestRun:
+            done = await runner.run({}, [path], timeout=config.file_timeout_s, trace=trace)
+            if trace and done.outcome == "timeout":  # tracing alone may make it too slow
+                return await runner.run({}, [path], timeout=config.file_timeout_s)
+            return done
+
         for trace in (False, True):
-            run = await runner.run({}, layout.tests, timeout=config.suite_timeout_s, trace=trace)
-            if run.outcome == "timeout":
-                raise BuildError(
-                    f"the tests take longer than {config.suite_timeout_s:.0f} s: raise suite_timeout_s or choose a package with quicker tests"
-                )
-            runs.append(run)
-            progress(f"{len(run.tests)} tests in {run.duration_s:.1f} s")
-    first, second = runs
-    both = first.tests.keys() | second.tests.keys()
-    stable = {
-        test: first.tests[test] for test in sorted(both) if first.tests.get(test) == second.tests.get(test)
-    }
-    flaky = tuple(sorted(both - stable.keys()))
-    return Suite(stable, flaky, first.duration_s, second.functions), first.messages | second.messages
+            files = list(layout.tests)[:: -1 if trace else 1]
+            runs = await asyncio.gather(*(run(path, trace) for path in files))
+            passes.append(runs[:: -1 if trace else 1])
+            tests, seconds = sum(len(run.tests) for run in runs), sum(run.duration_s for run in runs)
+            progress(f"{tests} tests in {seconds:.1f} s")
+    statuses: dict[str, TestStatus] = {}
+    messages: dict[str, str] = {}
+    functions: dict[str, tuple[str, ...]] = {}
+    flaky: list[str] = []
+    slow: list[str] = []
+    durations: dict[str, float] = {}
+    for path, first, second in zip(layout.tests, *passes, strict=True):
+        messages |= first.messages | second.messages
+        if "timeout" in (first.outcome, second.outcome):
+            slow.append(path)
+            continue
+        durations[path] = round(first.duration_s, 3)
+        for test in sorted(first.tests.keys() | second.tests.keys()):
+            if first.tests.get(test) == second.tests.get(test):
+                statuses[test] = first.tests[test]
+            else:
+                flaky.append(test)
+        functions |= second.functions
+    if slow and not statuses:
+        raise BuildError(
+            f"every test file takes longer than {config.file_timeout_s:.0f} s: raise file_timeout_s or choose"
+            " a package with quicker tests"
+        )
+    return Suite(statuses, tuple(flaky), tuple(slow), durations, functions), messages
 
 
 def _missing_modules(messages: Mapping[str, str], tree: Mapping[str, File], lock: wheels.Lock) -> list[str]:
@@ -285,6 +316,7 @@ def _dump(build: Build) -> dict[str, object]:
         "env_image": build.env_image,
         "image": build.image,
         "suite": asdict(build.suite),
+        "plugins": build.plugins,
     }
 
 
@@ -308,7 +340,9 @@ def _load(
         suite=Suite(
             {test: TestStatus(status) for test, status in suite["statuses"].items()},  # type: ignore[attr-defined]
             tuple(suite["flaky"]),  # type: ignore[arg-type]
-            float(suite["duration_s"]),  # type: ignore[arg-type]
+            tuple(suite["slow"]),  # type: ignore[arg-type]
+            dict(suite["durations"]),  # type: ignore[call-overload]
             {test: tuple(names) for test, names in suite["functions"].items()},  # type: ignore[attr-defined]
         ),
+        plugins=tuple(record["plugins"]),  # type: ignore[arg-type]
     )

@@ -2,25 +2,26 @@
 
     search -> its success and seven other edits of the same pool -> each judged -> shuffled by task id
 
-The others are drawn so that nothing but reading the code tells them apart: operators from the same
-distribution as the right ones', lines from a window of the function in which the right one stands at a
-random rank. `envfactory.shortcuts` measures how far rules that do not read get. A set in which none or
-more than two pass the hidden tests is left out, with the reason. The gold patch is never read: the right
-one is what the search found in the buggy workspace.
+The others are drawn so that nothing but reading the code tells them apart: by weights of the operators
+under which the right one is an edit like any other, and from a window of lines of the function in which
+it stands at a random rank. `envfactory.shortcuts` measures how far rules that do not read get. A set in
+which none or more than two pass the hidden tests is left out, with the reason. The gold patch is never
+read: the right one is what the search found in the buggy workspace.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from pydantic import BaseModel, ConfigDict
 
 from catalog.models import Candidate, CandidateSet
-from envfactory.repair import Choice, BuggyWorkspace, Runner, Search, attempt
+from envfactory.repair import BuggyWorkspace, Choice, Runner, Search, attempt
 
 Judge = Callable[[Mapping[str, bytes | None]], Awaitable[bool | None]]
 """Verdict of the hidden tests on the workspace with these files changed; None: it could not be judged."""
@@ -52,31 +53,23 @@ class Chosen:
 
     candidates: CandidateSet | None
     reason: str = ""
-    order: tuple[int, ...] = ()
-    """Indices of the candidates in the order in which the solver's pool has them."""
 
 
 def draw(
-    search: Search, task_id: str, frequency: Mapping[str, float], config: CandidateConfig
+    search: Search, task_id: str, weights: Mapping[str, float], config: CandidateConfig
 ) -> list[int] | None:
     """Indices in the pool of the candidates, in the order shown; None: the pool is too small.
 
-    `frequency`: how often each operator is right (`repair.right_operators` over the searches of the
-    split); operators that are never right are not drawn while others are left.
+    `weights`: of one edit of each operator (`fit_weights`); edits of weight 0 are drawn when nothing else
+    is left.
     """
     assert search.found is not None
     rng = random.Random(f"candidates {config.seed} {task_id}")
-    near = _window(search.pool, search.found, config, rng)
+    near = [i for i in _window(search, task_id, config) if i != search.found]
     chosen = [search.found]
     while len(chosen) < config.count and near:
-        by_operator: dict[str, list[int]] = {}
-        for index in near:
-            by_operator.setdefault(search.pool[index].edit.operator, []).append(index)
-        names = sorted(by_operator)
-        weights = [frequency.get(name, 0.0) for name in names]
-        if not any(weights):
-            weights = [1.0] * len(names)
-        index = rng.choice(by_operator[rng.choices(names, weights)[0]])
+        odds = [weights.get(search.pool[i].edit.operator, 0.0) for i in near]
+        index = rng.choices(near, odds if any(odds) else None)[0]
         near.remove(index)
         chosen.append(index)
     if len(chosen) < config.count:
@@ -87,8 +80,40 @@ def draw(
     return chosen
 
 
-def _window(pool: Sequence[Choice], right: int, config: CandidateConfig, rng: random.Random) -> list[int]:
-    """Edits on lines around the right one, which stands at a random rank among them; without it."""
+def fit_weights(
+    searches: Mapping[str, Search], config: CandidateConfig | None = None, *, rounds: int = 30
+) -> dict[str, float]:
+    """Weights under which the right ones look like any other draw from their windows.
+
+    The model: in a window, an edit is right with probability weight / sum of weights (conditional logit).
+    The weights are fitted to the searches' successes, by operator, with the minorisation of Hunter (2004);
+    an operator that is never right gets none. `searches`: task id -> search, of one split.
+    """
+    config = config or CandidateConfig()
+    windows: list[Counter[str]] = []
+    right: Counter[str] = Counter()
+    for task_id, search in searches.items():
+        if search.found is not None:
+            near = _window(search, task_id, config)
+            windows.append(Counter(search.pool[i].edit.operator for i in near))
+            right[search.pool[search.found].edit.operator] += 1
+    weights = dict.fromkeys(right, 1.0)
+    for _ in range(rounds):
+        expected: dict[str, float] = dict.fromkeys(weights, 0.0)
+        for window in windows:
+            total = sum(weights.get(name, 0.0) * count for name, count in window.items())
+            for name, count in window.items():
+                if name in weights:
+                    expected[name] += count / total
+        weights = {name: right[name] / expected[name] for name in weights}
+    return weights
+
+
+def _window(search: Search, task_id: str, config: CandidateConfig) -> list[int]:
+    """Edits on lines around the right one, which stands at a random rank among them."""
+    pool, right = search.pool, search.found
+    assert right is not None
+    rng = random.Random(f"window {config.seed} {task_id}")
     home = pool[right]
     jitter = [rng.random() for _ in pool]
 
@@ -101,9 +126,8 @@ def _window(pool: Sequence[Choice], right: int, config: CandidateConfig, rng: ra
     if len(same) < config.count:
         same = list(range(len(pool)))
     same.sort(key=place)
-    at = same.index(right)
-    first = max(0, min(at - rng.randrange(config.window), len(same) - config.window))
-    return [i for i in same[first : first + config.window] if i != right]
+    first = max(0, min(same.index(right) - rng.randrange(config.window), len(same) - config.window))
+    return same[first : first + config.window]
 
 
 async def choose(
@@ -113,7 +137,7 @@ async def choose(
     runner: Runner,
     judge: Judge,
     blobs: Blobs,
-    frequency: Mapping[str, float],
+    weights: Mapping[str, float],
     config: CandidateConfig | None = None,
 ) -> Chosen:
     """Draw the candidates and judge each of them.
@@ -124,16 +148,15 @@ async def choose(
     config = config or CandidateConfig()
     if search.found is None:
         return Chosen(None, f"search: {search.reason}")
-    indices = draw(search, task_id, frequency, config)
+    indices = draw(search, task_id, weights, config)
     if indices is None:
         return Chosen(None, f"pool: only {len(search.pool)} edits, {config.count} are needed")
-    known = {one.index: one.passed for one in search.tries}
-    known[search.found] = True
+    known = {one.index: one for one in search.tries}
     fresh = [i for i in indices if i not in known]
     runs = [attempt(workspace, search.pool[i], i, runner, config.timeout_s) for i in fresh]
-    known |= {one.index: one.passed for one in await asyncio.gather(*runs)}
-    visible = tuple(known[i] for i in indices)
-    verdicts = await asyncio.gather(*(_verdict(search.pool[i], known[i], judge) for i in indices))
+    known |= {one.index: one for one in await asyncio.gather(*runs)}
+    visible = tuple(known[i].passed for i in indices)
+    verdicts = await asyncio.gather(*(_verdict(search.pool[i], known[i].passed, judge) for i in indices))
     if any(verdict is None for verdict in verdicts):
         return Chosen(None, "infrastructure: a candidate could not be judged")
     passes = tuple(bool(verdict) for verdict in verdicts)
@@ -141,14 +164,19 @@ async def choose(
         return Chosen(None, "none passes: the search's success fails hidden tests")
     if sum(passes) > config.most_passing:
         return Chosen(None, f"ambiguous: {sum(passes)} of {len(passes)} candidates pass")
+    order = tuple(sorted(range(len(indices)), key=lambda n: indices[n]))
     chosen = CandidateSet(
         task_id=task_id,
         candidates=tuple(_record(search.pool[i], blobs) for i in indices),
         passes_visible=visible,
         passes=passes,
+        messages=tuple("" if known[i].passed else known[i].message or known[i].outcome for i in indices),
         tried=len(search.tries),
+        order=order,
+        test_source=workspace.test_source,
+        failure=search.message,
     )
-    return Chosen(chosen, "", tuple(sorted(range(len(indices)), key=lambda n: indices[n])))
+    return Chosen(chosen)
 
 
 async def _verdict(choice: Choice, visible: bool, judge: Judge) -> bool | None:
@@ -167,16 +195,14 @@ def _record(choice: Choice, blobs: Blobs) -> Candidate:
     )
 
 
-def demonstration(
-    chosen: CandidateSet, order: Sequence[int], *, tries: int = 3
-) -> list[dict[str, Any]] | None:
+def demonstration(chosen: CandidateSet, *, tries: int = 3) -> list[dict[str, Any]] | None:
     """The solver's way through a set: try in its order until the visible test passes, then submit.
 
     None when it finds nothing in `tries`, or when what it would submit fails the hidden tests: only
     verified trajectories are taught.
     """
     steps: list[dict[str, Any]] = []
-    for index in order[:tries]:
+    for index in chosen.order[:tries]:
         passed = chosen.passes_visible[index]
         steps.append({"action": "try", "candidate": index, "passed": passed})
         if passed:

@@ -52,6 +52,8 @@ def environment(*, user_config: bool = False) -> dict[str, str]:
     keep = {name: value for name, value in os.environ.items() if not name.startswith("GIT_") or "SSL" in name}
     keep |= {
         "GIT_TERMINAL_PROMPT": "0",
+        # `git status` must not rewrite the index of a workspace that it only looks at.
+        "GIT_OPTIONAL_LOCKS": "0",
         "GIT_ALLOW_PROTOCOL": ":".join(SCHEMES),
         "GIT_HTTP_LOW_SPEED_LIMIT": "1000",
         "GIT_HTTP_LOW_SPEED_TIME": "30",
@@ -248,14 +250,13 @@ def import_history(repository: Path, releases: Sequence[tuple[Tree, int, str]]) 
     return [ids[f":{i + 1}"] for i in range(len(releases))]
 
 
-def unreachable_objects(git_folder: Path) -> set[str]:
-    """Objects of a repository that HEAD does not reach. Must be empty for a task."""
+def unreachable_objects(git_folder: Path) -> tuple[set[str], int]:
+    """Objects that HEAD does not reach, and the number of commits in the store. A task has none and one."""
     place = [f"--git-dir={git_folder}"]
-    every = run(
-        [*place, "cat-file", "--batch-all-objects", "--batch-check=%(objectname)", "--unordered"], git_folder
-    )
+    form = "--batch-check=%(objecttype) %(objectname)"
+    every = run([*place, "cat-file", "--batch-all-objects", form, "--unordered"], git_folder).decode().split()
     reached = run([*place, "rev-list", "--objects", "--no-object-names", "HEAD"], git_folder)
-    return set(every.decode().split()) - set(reached.decode().split())
+    return set(every[1::2]) - set(reached.decode().split()), every[::2].count("commit")
 
 
 def _last_line(text: str) -> str:

@@ -106,7 +106,7 @@ def is_protected(path: str, tests: frozenset[str] | set[str] = frozenset()) -> b
 
 
 def detect(tree: Tree, name: str = "") -> Layout:
-    """Layout of a repository. `name` (the distribution's) breaks ties. Raises BuildError with what is missing."""
+    """Layout of a repository; `name` (of the distribution) breaks ties. Raises BuildError."""
     patterns = _patterns(tree)
     tests = sorted(
         path

@@ -12,23 +12,25 @@ later. Nothing here writes a test.
 from __future__ import annotations
 
 import ast
+import asyncio
+import difflib
 import re
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path, PurePosixPath
+from itertools import pairwise
+from pathlib import PurePosixPath
 
 from catalog.models import Origin, TestStatus
 from envfactory import interface, statement
-from envfactory.build import Build
+from envfactory.build import Build, sandbox_env
 from envfactory.errors import BuildError
 from envfactory.layout import Layout, detect, is_protected, is_test_path, module_name
 from envfactory.packaging import Draft
 from envfactory.prune import test_name, test_path, test_source
 from envfactory.sanitize import clean
 from envfactory.sources.base import History, Progress, Revision, silent, slug
-from envfactory.trees import File, Tree, changed, difference, write_tree
+from envfactory.trees import File, Tree, changed, difference, scratch, write_tree
 from sandbox.base import SandboxProvider
 from sandbox.images import ImageStore
 from verifiers.runner import TestRun, TestRunner
@@ -89,7 +91,7 @@ async def mine(
     deadline = time.monotonic() + config.seconds
     known: dict[str, bytes] = {}
     revisions = history.revisions[-config.pairs - 1 :]
-    for parent, child in reversed(list(zip(revisions, revisions[1:], strict=False))):
+    for parent, child in reversed(list(pairwise(revisions))):
         if child.name in config.skip_revisions:
             continue
         if time.monotonic() > deadline:
@@ -178,12 +180,14 @@ class _Pair:
 
     async def examine(self, provider: SandboxProvider, images: ImageStore, deadline: float) -> list[Draft]:
         """Run the candidates of this pair."""
-        with tempfile.TemporaryDirectory(prefix="posttrain-mine.") as temporary:
-            write_tree(self.before, Path(temporary, "workspace"))
+        assert self.layout is not None
+        with scratch() as temporary:
+            write_tree(self.before, temporary / "workspace")
             image = images.add_layer(
                 self.build.env_image,
-                Path(temporary, "workspace"),
+                temporary / "workspace",
                 at="/workspace",
+                env=sandbox_env(self.layout),
                 note=f"parent {self.parent.name}",
             )
         support = {
@@ -191,7 +195,11 @@ class _Pair:
         }
         drafts: list[Draft] = []
         covered: set[str] = set()
-        async with TestRunner(provider, image) as runner:
+        async with TestRunner(provider, image, plugins=self.build.plugins) as runner:
+
+            async def run(files: dict[str, bytes | None], arguments: Sequence[str]) -> TestRun:
+                return await runner.run(files, arguments, timeout=self.config.run_timeout_s)
+
             for candidate in self.candidates:
                 if time.monotonic() > deadline:
                     self.funnel.exhausted = False
@@ -200,9 +208,9 @@ class _Pair:
                     continue
                 tests = support | {path: self.changes[path] for path in candidate.tests}
                 gold = {path: self.changes[path] for path in candidate.sources}
-                timeout = self.config.run_timeout_s
-                failing = await runner.run(tests, candidate.tests, timeout=timeout)
-                passing = await runner.run(tests | gold, candidate.tests, timeout=timeout)
+                failing, passing = await asyncio.gather(
+                    run(tests, candidate.tests), run(tests | gold, candidate.tests)
+                )
                 draft = self._judge(candidate, tests, gold, failing, passing)
                 if draft is not None:
                     covered |= set(candidate.sources)
@@ -245,18 +253,19 @@ class _Pair:
     ) -> Draft:
         assert self.layout is not None
         kind = self.history.kind
-        # A test that fails by assertion shows more than one whose file cannot even be imported.
-        visible = sorted(fail_to_pass, key=lambda t: (t not in failing.tests, t))[: self.config.max_visible]
+        used = {test: self._words_of(test, tests) for test in fail_to_pass}
+        every = set().union(*used.values())
+        solved = changed(self.before, gold)
+        found = interface.changed_interface(self.before, solved, gold.keys(), self.layout, every)
+        names = {symbol.name.rpartition(".")[2] for symbol in found}
+        # A test that fails by assertion shows more than one whose file cannot even be imported; among the
+        # latter, one that uses a new name says which.
+        order = sorted(fail_to_pass, key=lambda t: (t not in failing.tests, not names & used[t], t))
+        visible = order[: self.config.max_visible]
         messages = dict(failing.messages)
         for test in visible:
             # A file that does not import reports no test of its own: its message stands under the file.
             messages.setdefault(test, failing.messages.get(test_path(test), ""))
-        used: set[str] = set()
-        for test in fail_to_pass:
-            source = (tests.get(test_path(test)) or b"").decode("utf-8", "replace")
-            used |= interface.words(test_source(source, test_name(test)))
-        solved = changed(self.before, gold)
-        found = interface.changed_interface(self.before, solved, gold.keys(), self.layout, used)
         shown = interface.render(found)
         first = candidate.sources[0]
         name = slug(f"{self.history.name}-{PurePosixPath(first).stem}-{self.child.name}")
@@ -287,9 +296,14 @@ class _Pair:
             statement=statement.release(
                 self.history.name, visible, messages, notes=notes, interface=shown, seed=name
             ),
+            layout=self.layout,
             interface=shown,
             tests=tests,
         )
+
+    def _words_of(self, test: str, tests: dict[str, bytes | None]) -> set[str]:
+        source = (tests.get(test_path(test)) or b"").decode("utf-8", "replace")
+        return interface.words(test_source(source, test_name(test)))
 
     def _notes(self, mentions: list[str], gold: dict[str, bytes | None]) -> list[str]:
         """Lines of the change log that are new in the child, or its commit message."""
@@ -348,8 +362,6 @@ def _is_version(node: ast.stmt) -> bool:
 
 def changed_lines(before: bytes, after: bytes) -> int:
     """Added and removed lines of a change (moved ones counted twice)."""
-    import difflib
-
     old, new = before.splitlines(), after.splitlines()
     matcher = difflib.SequenceMatcher(None, old, new, autojunk=False)
     kept = sum(block.size for block in matcher.get_matching_blocks())

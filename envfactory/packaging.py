@@ -6,22 +6,42 @@ run, so a synthesis that was killed and started again finds its own work.
 
 from __future__ import annotations
 
-import tempfile
+import base64
+import json
 from collections import defaultdict
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import libcst
 
 from catalog.blobs import Blobs
-from catalog.models import Environment, Limits, Origin, Problem, Task, TestStatus, VerifierSpec
+from catalog.models import (
+    Environment,
+    Limits,
+    Origin,
+    Problem,
+    Substrate,
+    Task,
+    TestStatus,
+    VerifierSpec,
+    canonical_json,
+)
 from envfactory import git, sanitize
-from envfactory.build import Build
-from envfactory.errors import FactoryError, full_disk_is_a_user_error
-from envfactory.layout import is_protected, is_test_path
+from envfactory.build import Build, sandbox_env
+from envfactory.errors import FactoryError
+from envfactory.layout import Layout, is_protected, is_test_path
 from envfactory.packs import PackWriter
 from envfactory.prune import prune, test_name, test_path
-from envfactory.trees import Changes, File, Tree, changed, tar_of, tree_key, write_tree
+from envfactory.trees import (
+    Changes,
+    File,
+    Tree,
+    changed,
+    difference,
+    scratch,
+    tar_of,
+    tree_key,
+    write_tree,
+)
 from sandbox.images import ImageStore
 from sandbox.trees import tree_digest
 
@@ -49,9 +69,16 @@ class Draft:
     arguments: tuple[str, ...]
     visible: tuple[str, ...]
     statement: str
+    layout: Layout
+    """Of `base`; an older revision may be laid out otherwise than the build."""
     interface: str = ""
     tests: Changes = field(default_factory=dict[str, bytes | None])
-    limits: Limits = Limits()
+    limits: Limits = field(default_factory=Limits)
+
+    @property
+    def start_tests(self) -> dict[str, File]:
+        """The state that the agent finds, with all of the verifier's tests: what a grader starts from."""
+        return changed(changed(self.base, self.start), self.tests)
 
     @property
     def solved_tests(self) -> dict[str, File]:
@@ -72,25 +99,24 @@ class Packager:
         """Write layer and blobs; the record. Raises LeakError when the workspace is not closed."""
         tree = workspace(draft)
         files = tree | {f".git/{path}": file for path, file in self._packs.repository(tree).items()}
-        with (
-            full_disk_is_a_user_error(Path(tempfile.gettempdir())),
-            tempfile.TemporaryDirectory(prefix="posttrain-task.") as temporary,
-        ):
-            folder = Path(temporary, "workspace")
+        with scratch() as temporary:
+            folder = temporary / "workspace"
             write_tree(files, folder)
             (folder / ".git/objects/info").mkdir()
             (folder / ".git/refs/tags").mkdir()
             if found := sanitize.problems(folder):
                 raise LeakError(f"the workspace of {draft.slug} is not sound: {found[0]}")
             digest = tree_digest(folder)
-            image = self._images.add_layer(self._build.env_image, folder, at="/workspace", note=draft.slug)
+            image = self._images.add_layer(
+                self._build.env_image, folder, at="/workspace", env=sandbox_env(draft.layout), note=draft.slug
+            )
         verifier = VerifierSpec(
             fail_to_pass=tuple(sorted(draft.fail_to_pass)),
             pass_to_pass=tuple(sorted(draft.pass_to_pass)),
             expected=dict(sorted(draft.expected.items())),
             arguments=tuple(sorted(draft.arguments)),
             protected=self._blobs.put(tar_of(protected(draft))),
-            allowed=self._build.layout.allowed,
+            allowed=draft.layout.allowed,
             timeout_s=draft.limits.timeout_s,
         )
         return Task(
@@ -101,14 +127,33 @@ class Packager:
                 visible_tests=tuple(sorted(draft.visible)),
                 interface=draft.interface,
             ),
-            environment=Environment(image=image, tree=digest, limits=draft.limits),
+            environment=Environment(
+                image=image, tree=digest, limits=draft.limits, substrate=self._substrate(draft)
+            ),
             verifier=verifier,
             solution=self._blobs.put(gold_patch(draft)),
         )
 
+    def _substrate(self, draft: Draft) -> Substrate:
+        """The build's image with the changes to this draft's graded workspace."""
+        changes = encode_changes(difference(self._build.tree, draft.start_tests))
+        return Substrate(image=self._build.image, changes=self._blobs.put(changes))
+
+
+def encode_changes(changes: Changes) -> bytes:
+    """Changes as JSON with base64 contents, for a blob."""
+    encoded = {path: None if d is None else base64.b64encode(d).decode() for path, d in changes.items()}
+    return canonical_json(encoded)
+
+
+def decode_changes(data: bytes) -> dict[str, bytes | None]:
+    """The inverse of `encode_changes`."""
+    rows = json.loads(data).items()
+    return {path: None if text is None else base64.b64decode(text) for path, text in rows}
+
 
 def task_id(draft: Draft, verifier: VerifierSpec, build: Build) -> str:
-    """Slug and content hash. Image digests and texts stay out: they may differ between hosts, the task not."""
+    """Slug and content hash. Image digests and texts stay out: they may differ between hosts."""
     return Task.make_id(
         draft.slug,
         draft.origin.kind,
@@ -145,7 +190,7 @@ def workspace(draft: Draft) -> dict[str, File]:
 
 
 def protected(draft: Draft) -> dict[str, File]:
-    """Every test, conftest and ini file of the verifier."""
+    """Every test, conftest and ini file of the verifier; links are left to the image."""
     arguments = frozenset(draft.arguments)
     return {
         path: file for path, file in changed(draft.base, draft.tests).items() if is_protected(path, arguments)
@@ -169,8 +214,7 @@ def diff(before: Tree, after: Tree) -> bytes:
         "--no-ext-diff",
         "--no-textconv",
     ]
-    with tempfile.TemporaryDirectory(prefix="posttrain-diff.") as temporary:
-        root = Path(temporary)
+    with scratch() as root:
         for path in sorted(before.keys() | after.keys()):
             old, new = before.get(path), after.get(path)
             if old == new:

@@ -93,7 +93,7 @@ def _pack(kind: str, data: bytes) -> _Packed:
         byte = size & 0x7F
         size >>= 7
     header.append(byte)
-    entry = bytes(header) + zlib.compress(data, 6)
+    entry = bytes(header) + zlib.compress(data, 3)
     return _Packed(object_id(kind, data), entry, zlib.crc32(entry))
 
 

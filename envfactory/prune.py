@@ -21,7 +21,7 @@ def test_path(test_id: str) -> str:
 
 
 def test_name(test_id: str) -> str:
-    """Qualified name of a test id without its parameters: `tests/t.py::TestA::test_b[1]` is `TestA::test_b`."""
+    """Qualified name of a test id without its parameters: `t.py::TestA::test_b[1]` is `TestA::test_b`."""
     rest = test_id.partition("::")[2]
     return rest.partition("[")[0]
 

@@ -16,8 +16,8 @@ import math
 import random
 import re
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
 from pydantic import BaseModel, ConfigDict
@@ -38,6 +38,8 @@ class Report(Protocol):
     def outcome(self) -> str: ...
     @property
     def duration_s(self) -> float: ...
+    @property
+    def tampered(self) -> Sequence[str]: ...
     @property
     def functions(self) -> Mapping[str, tuple[str, ...]]: ...
 
@@ -61,7 +63,7 @@ class RepairConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     seed: int = 0
-    budget: int = 150
+    budget: int = 80
     """Most edits to run."""
     parallel: int = 2
     """Edits run at once; the first success in order counts, so the result does not depend on timing."""
@@ -70,6 +72,8 @@ class RepairConfig(BaseModel):
     timeout_s: float = 5.0
     """For one run. An edit may loop for ever, so this is also cut to `slow` times the buggy run."""
     slow: float = 8.0
+    lossy: float = 0.1
+    """Factor on operators without a way back: seldom a repair, but sometimes the only one."""
     noise: float = 0.5
     """Spread of the seeded noise on the logarithm of the weights; 0: strictly by weight."""
     traceback_bonus: float = 3.0
@@ -139,6 +143,8 @@ class Search:
     """`path::qualname` -> suspiciousness."""
     reason: str = ""
     """Why nothing was found."""
+    first: int | None = None
+    """Index in the pool of the first edit that passed the visible tests twice."""
 
     def trajectory(self) -> list[dict[str, Any]]:
         """The search as plain data: every try with its result, then `submit` when one was confirmed."""
@@ -163,6 +169,31 @@ class Search:
         if self.found is not None:
             steps.append({"action": "submit", "index": self.found})
         return steps
+
+
+def record(search: Search) -> dict[str, Any]:
+    """What `restore` needs, as plain data; the pool is made again from the workspace."""
+    return {
+        "format": 1,
+        "tries": [asdict(one) for one in search.tries],
+        "found": search.found,
+        "message": search.message,
+        "suspicion": dict(search.suspicion),
+        "reason": search.reason,
+    }
+
+
+def restore(
+    data: Mapping[str, Any],
+    workspace: BuggyWorkspace,
+    config: RepairConfig | None = None,
+    *,
+    prior: Mapping[str, float] | None = None,
+) -> Search:
+    """The search again, without running anything. The arguments must be those of the search."""
+    pool = make_pool(workspace, data["suspicion"], data["message"], config or RepairConfig(), prior)
+    tries = tuple(Try(**one) for one in data["tries"])
+    return Search(pool, tries, data["found"], data["message"], data["suspicion"], data["reason"])
 
 
 def ochiai(failing: Collection[Collection[str]], passing: Collection[Collection[str]]) -> dict[str, float]:
@@ -224,7 +255,8 @@ def make_pool(
     """Edits of the suspicious functions with all operators, in the order of trying.
 
     The weight of an edit: prior of its operator, shared among that operator's edits of the function, times
-    the function's suspiciousness, times a bonus for a line in the traceback. A text that two operators
+    the function's suspiciousness, over the square root of the function's edits (large functions would
+    use up the budget), times a bonus for a line in the traceback. A text that two operators
     make is offered once, under the operator with the larger weight.
     """
     prior = operator_prior() if prior is None else prior
@@ -235,7 +267,9 @@ def make_pool(
         offered = edits(workspace.files[path], functions={qualname}) if path in workspace.files else []
         counts = Counter(edit.operator for edit in offered)
         for edit in offered:
-            weight = prior[edit.operator] / counts[edit.operator] * score
+            weight = prior[edit.operator] / counts[edit.operator] * score / math.sqrt(len(offered))
+            if not OPERATORS[edit.operator].invertible:
+                weight *= config.lossy
             lines = range(edit.line, edit.line + edit.before.count("\n") + 1)
             if any(line in lines for line in seen.get(path, ())):
                 weight *= config.traceback_bonus
@@ -260,8 +294,15 @@ async def repair(
     config: RepairConfig | None = None,
     *,
     prior: Mapping[str, float] | None = None,
+    confirm: Callable[[Choice], Awaitable[bool | None]] | None = None,
 ) -> Search:
-    """Search a repair. `prior`: weights of the operators (`verifiers.operators.operator_prior`)."""
+    """Search a repair.
+
+    Args:
+        prior: weights of the operators (`verifiers.operators.operator_prior`).
+        confirm: asked about each edit that passes the visible tests; the search goes on until it says yes.
+            Without it the first such edit is the end, which is what a solver submits (`Search.first`).
+    """
     config = config or RepairConfig()
     first = await runner.run(workspace.base, workspace.visible, timeout=60, trace=True)
     broken = [test for test in workspace.visible if first.tests.get(test) is not TestStatus.PASSED]
@@ -279,33 +320,37 @@ async def repair(
     pool = make_pool(workspace, suspicion, message, config, prior)
     timeout = min(config.timeout_s, max(0.5, config.slow * first.duration_s))
     tries: list[Try] = []
-    found = None
+    first_hit = found = None
     for start in range(0, min(config.budget, len(pool)), config.parallel):
         batch = range(start, min(start + config.parallel, config.budget, len(pool)))
         done = await asyncio.gather(*(attempt(workspace, pool[i], i, runner, timeout) for i in batch))
         tries += done
         hits = [one.index for one in done if one.passed]
         for index in hits:
-            if (await attempt(workspace, pool[index], index, runner, timeout)).passed:
+            if not (await attempt(workspace, pool[index], index, runner, timeout)).passed:
+                continue
+            first_hit = index if first_hit is None else first_hit
+            if confirm is None or await confirm(pool[index]):
                 found = index
                 break
         if found is not None:
             break
     reason = "" if found is not None else f"no success in {len(tries)} of {len(pool)} edits"
-    return Search(pool, tuple(tries), found, message, suspicion, reason)
+    return Search(pool, tuple(tries), found, message, suspicion, reason, first_hit)
 
 
-async def attempt(workspace: BuggyWorkspace, choice: Choice, index: int, runner: Runner, timeout: float) -> Try:
+async def attempt(
+    workspace: BuggyWorkspace, choice: Choice, index: int, runner: Runner, timeout: float
+) -> Try:
     """Run the visible failing tests on one edit; it passes when every one of them does."""
     run = await runner.run({**workspace.base, **choice.files}, workspace.visible, timeout=timeout)
-    passed = run.outcome == "finished" and all(
-        run.tests.get(test) is TestStatus.PASSED for test in workspace.visible
-    )
+    honest = run.outcome == "finished" and not run.tampered
+    passed = honest and all(run.tests.get(test) is TestStatus.PASSED for test in workspace.visible)
     message = "" if passed else "\n".join(run.messages.values())
     return Try(index, passed, run.outcome, message, run.duration_s)
 
 
 def right_operators(searches: Collection[Search]) -> dict[str, float]:
-    """How often each operator held the repair: the frequency table for `operator_prior` and candidates."""
+    """How often each operator held the repair: the frequency table for `operator_prior`."""
     counts = Counter(s.pool[s.found].edit.operator for s in searches if s.found is not None)
     return {name: float(counts[name]) for name in OPERATORS if counts[name]}

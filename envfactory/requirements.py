@@ -38,95 +38,19 @@ _TEST_FILES = re.compile(
     r"(?:requirements[-_/.])?(?:(?:test|tests|testing|dev|ci)[-_]?requirements|requirements[-_./]?(?:test|tests|testing|dev|ci)"
     r"|requirements/(?:test|tests|testing|dev|ci)|tests?/requirements)\.(?:txt|in)"
 )
-_TOOLS = set(
-    [
-        "tox",
-        "nox",
-        "black",
-        "ruff",
-        "flake8",
-        "pylint",
-        "isort",
-        "mypy",
-        "pyright",
-        "pyre-check",
-        "bandit",
-        "coverage",
-        "codecov",
-        "coveralls",
-        "twine",
-        "build",
-        "wheel",
-        "pip",
-        "pip-tools",
-        "uv",
-        "hatch",
-        "hatchling",
-        "flit",
-        "flit-core",
-        "poetry",
-        "poetry-core",
-        "pdm",
-        "setuptools-scm",
-        "hatch-vcs",
-        "bump2version",
-        "bumpversion",
-        "bump-my-version",
-        "pre-commit",
-        "sphinx",
-        "furo",
-        "mkdocs",
-        "mkdocs-material",
-        "sphinx-rtd-theme",
-        "myst-parser",
-        "readme-renderer",
-        "check-manifest",
-        "pyroma",
-        "interrogate",
-        "pydocstyle",
-        "pycodestyle",
-        "pyflakes",
-        "mccabe",
-        "towncrier",
-        "zest-releaser",
-        "invoke",
-        "ipython",
-        "jupyter",
-        "notebook",
-        "ipdb",
-        "pytest-cov",
-        "pytest-xdist",
-        "pytest-benchmark",
-        "pytest-flake8",
-        "pytest-mypy",
-        "pytest-black",
-        "pytest-ruff",
-        "pytest-checkdocs",
-        "pytest-enabler",
-        "pytest-sugar",
-        "pytest-watch",
-        "pytest-randomly",
-        "pytest-codspeed",
-        "pytest-pretty",
-        "pytest-ruff",
-        "tox-uv",
-        "mutmut",
-        "cibuildwheel",
-        "numpydoc",
-        "sphinx-copybutton",
-        "autoflake",
-        "pyupgrade",
-        "vulture",
-        "safety",
-        "types-setuptools",
-        "cython",
-        "diff-cover",
-        "pytest-github-actions-annotate-failures",
-        "gitpython",
-        "docutils",
-        "pygments-github-lexers",
-        "wemake-python-styleguide",
-    ]
+_TOOLS = frozenset(
+    """
+    tox nox black ruff flake8 pylint isort mypy pyright pyre-check bandit coverage codecov coveralls
+    twine build wheel pip pip-tools uv hatch hatchling flit flit-core poetry poetry-core pdm
+    setuptools-scm hatch-vcs bump2version bumpversion bump-my-version pre-commit sphinx furo mkdocs
+    mkdocs-material sphinx-rtd-theme myst-parser readme-renderer check-manifest pyroma interrogate
+    pydocstyle pycodestyle pyflakes mccabe towncrier zest-releaser invoke ipython jupyter notebook
+    ipdb pytest-cov pytest-xdist pytest-flake8 pytest-mypy pytest-black pytest-ruff
+    pytest-checkdocs pytest-enabler pytest-sugar pytest-watch pytest-randomly pytest-codspeed
+    pytest-pretty tox-uv mutmut cibuildwheel numpydoc sphinx-copybutton autoflake pyupgrade vulture
+    safety types-setuptools cython diff-cover pytest-github-actions-annotate-failures gitpython
+    docutils pygments-github-lexers wemake-python-styleguide
+    """.split()  # noqa: SIM905
 )
 _KNOWN_PLUGINS = {"--cov": "pytest-cov", "--benchmark": "pytest-benchmark", "--randomly": "pytest-randomly"}
 

@@ -84,10 +84,10 @@ def problems(workspace: Path) -> list[str]:
         elif path.startswith("refs/") and path != "refs/heads/main":
             found.append(f".git/{path} is a ref besides the branch")
     try:
-        parents = git.run([f"--git-dir={folder}", "rev-list", "--parents", "HEAD"], folder).split(b"\n")
-        if len(parents) != 2 or b" " in parents[0]:
+        beyond, commits = git.unreachable_objects(folder)
+        if commits != 1:
             found.append("HEAD is not the only commit")
-        if beyond := git.unreachable_objects(folder):
+        if beyond:
             found.append(f"{len(beyond)} objects are not reachable from HEAD, {sorted(beyond)[0]} among them")
         place = [f"--git-dir={folder}", f"--work-tree={workspace}"]
         if changed := git.run([*place, "status", "--porcelain", "--ignored", "-z"], workspace):

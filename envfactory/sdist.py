@@ -46,7 +46,7 @@ def unpack(name: str, data: bytes) -> tuple[dict[str, File], int]:
             total += len(file.data)
             if len(tree) >= MAX_FILES or total > MAX_BYTES:
                 raise SourceError(
-                    f"{name} unpacks to over {MAX_FILES} files or {MAX_BYTES >> 20} MiB: choose a smaller package"
+                    f"{name} unpacks to over {MAX_FILES} files or {MAX_BYTES >> 20} MiB: choose a smaller one"
                 )
             tree[path] = file
             newest = max(newest, time)

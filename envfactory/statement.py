@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import sys
 import textwrap
 from collections.abc import Collection, Mapping, Sequence
 
@@ -23,7 +24,7 @@ _OPENINGS = (
 )
 _CLOSINGS = (
     "Find the cause in the package's code and mend it. Do not change the tests.",
-    "Correct the package so that this works again, and everything else keeps working. The tests are right as they are.",
+    "Correct the package so that this works again and nothing else changes. The tests are right as they are.",
     "Please repair the code of the package. Tests, their data and settings stay as they are.",
 )
 _MESSAGE_LIMIT = 1200
@@ -94,7 +95,8 @@ def stable_message(message: str) -> str:
     """A failure message without what differs from run to run, cut to its last lines."""
     text = re.sub(r"\b0x[0-9a-fA-F]{6,16}\b", "0x...", message)
     text = re.sub(r"/tmp/[\w./-]+", "/tmp/...", text)
-    text = re.sub(r"/workspace/", "", text)
+    text = text.replace("/workspace/", "").replace(f"{sys.base_prefix}/", ".../")
+    text = "\n".join(line for line in text.splitlines() if line.strip(" ^~"))
     text = re.sub(r"\bin \d+\.\d+ ?s\b", "in ...s", text)
     lines = [line.rstrip() for line in text.strip().splitlines()]
     kept: list[str] = []
@@ -135,7 +137,8 @@ def clean_notes(
             continue
         text = re.sub(r"https?://\S+", "", line)
         text = re.sub(r":(?:issue|pr|user|ghissue|ghpull|gh):`[^`]*`", "", text)
-        text = re.sub(r"\[([^\]]+)\]\([^)]*\)", r"\1", text)
+        text = re.sub(r"\[([^\]]+)\](?:\([^)]*\)|\[[^\]]*\])", r"\1", text)
+        text = re.sub(r"^\[[^\]]+\]:?\s*$", "", text)
         text = re.sub(
             r"\b(?:fix(?:es|ed)?|close[sd]?|resolve[sd]?|see|refs?)\s+(?:gh-|#)\d+\b", "", text, flags=re.I
         )

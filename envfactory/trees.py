@@ -11,10 +11,15 @@ from __future__ import annotations
 import hashlib
 import io
 import os
+import shutil
 import tarfile
-from collections.abc import Iterable, Mapping
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+
+from envfactory.errors import full_disk_is_a_user_error
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +94,23 @@ def write_tree(tree: Tree, folder: Path) -> None:
         handle = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o755 if file.executable else 0o644)
         with os.fdopen(handle, "wb") as out:
             out.write(file.data)
+
+
+@contextmanager
+def scratch() -> Iterator[Path]:
+    """A temporary folder, in memory where the host has room for that.
+
+    Workspaces live on a disk for a few milliseconds only; on a busy one, removing them costs more than
+    everything else.
+    """
+    memory = Path("/dev/shm")
+    roomy = os.access(memory, os.W_OK | os.X_OK) and shutil.disk_usage(memory).free > 512 << 20
+    place = str(memory) if roomy else None
+    with (
+        full_disk_is_a_user_error(Path(place or tempfile.gettempdir())),
+        tempfile.TemporaryDirectory(prefix="posttrain.", dir=place) as folder,
+    ):
+        yield Path(folder)
 
 
 def read_tree(folder: Path, skip: Iterable[str] = (".git",)) -> dict[str, File]:

@@ -221,6 +221,21 @@ def console_scripts(entry_points: str) -> dict[str, File]:
     return scripts
 
 
+def pytest_plugins(tree: dict[str, File]) -> tuple[str, ...]:
+    """Modules of the pytest plugins in an environment; runners load plugins only by name."""
+    found: set[str] = set()
+    for path, file in tree.items():
+        if path.endswith(".dist-info/entry_points.txt"):
+            parser = configparser.RawConfigParser(delimiters=("=",), strict=False)
+            try:
+                parser.read_string(file.data.decode("utf-8", "replace"))
+            except configparser.Error:
+                continue
+            if parser.has_section("pytest11"):
+                found |= {target.partition(":")[0].strip() for _, target in parser.items("pytest11")}
+    return tuple(sorted(found))
+
+
 def package_metadata(name: str, version: str, metadata: bytes | None, entry_points: str) -> dict[str, File]:
     """Installed-package metadata for the package under test, whose code lies in /workspace.
 

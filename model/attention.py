@@ -16,11 +16,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from model.banded import attend_banded
 from model.config import NetworkConfig
 from model.indexer import Selection
-from model.layers import RMSNorm, linear
+from model.layers import RMSNorm, linear, precise
 from model.quantize import fp8_ue8m0
-from model.rope import Rotation, rotate_tail
+from model.rope import rotate_tail
 
 QUERY_BLOCK = 64
 
@@ -46,12 +47,14 @@ class Band:
             x_BTx = F.pad(x_BTx, (0, 0) * (x_BTx.dim() - 2) + (0, missing), value=fill)
         return x_BTx.unflatten(1, (self.blocks, self.block))
 
-    def keys(self, keys_BSD: Tensor) -> Tensor:
-        """History and new keys [B, W+T, D] cut into overlapping spans [B, N, W+Q, D]."""
+    def padded(self, keys_BSD: Tensor) -> Tensor:
+        """History and new keys [B, W+T, D], filled up to whole blocks."""
         missing = self.window + self.blocks * self.block - keys_BSD.shape[1]
-        if missing:
-            keys_BSD = F.pad(keys_BSD, (0, 0, 0, missing))
-        return keys_BSD.unfold(1, self.window + self.block, self.block).mT
+        return F.pad(keys_BSD, (0, 0, 0, missing)) if missing else keys_BSD
+
+    def keys(self, keys_BSD: Tensor) -> Tensor:
+        """The same cut into overlapping spans [B, N, W+Q, D]."""
+        return self.padded(keys_BSD).unfold(1, self.window + self.block, self.block).mT
 
 
 def band(
@@ -109,6 +112,50 @@ def attend(q_BQHD: Tensor, keys_BSD: Tensor, mask_BQS: Tensor, sink_H: Tensor) -
     return out[..., :D].transpose(1, 2)
 
 
+def attend_one(
+    q_B1HD: Tensor, keys_BSD: Tensor, mask_B1S: Tensor, selection: Selection | None, sink_H: Tensor
+) -> Tensor:
+    """`attend` of one query a row over window and selection, without joining the keys: [B, 1, H, D]."""
+    q = q_B1HD.squeeze(1) * q_B1HD.shape[-1] ** -0.5
+    S = keys_BSD.shape[1]
+    scores, mask = q @ keys_BSD.mT, mask_B1S
+    if selection is not None:
+        latents = selection.latents_BMD.to(q.dtype)
+        scores = torch.cat((scores, q @ latents.mT), -1)
+        mask = torch.cat((mask, selection.mask_BTM), -1)
+    scores = precise(scores).masked_fill_(~mask, -torch.inf)
+    joined = torch.cat((scores, precise(sink_H).view(1, -1, 1).expand(len(q), -1, 1)), -1)
+    weights = joined.softmax(-1).to(q.dtype)
+    out = weights[..., :S] @ keys_BSD
+    if selection is not None:
+        out = out + weights[..., S:-1] @ latents
+    return out.unsqueeze(1)
+
+
+def attend_blocks(
+    q_BTHD: Tensor, keys_BSD: Tensor, band: Band, selection: Selection | None, sink_H: Tensor
+) -> Tensor:
+    """Many queries a row, in blocks over their spans of the window and over the selection: [B, T, H, D].
+
+    CPUs in float32 take `attend_banded`, everything else the fused attention of torch.
+    """
+    B, T, _, D = q_BTHD.shape
+    if selection is None:
+        latents = keys_BSD.new_empty(B, 0, D)
+        seen = band.mask_BNQS[..., :0]
+    else:
+        latents = selection.latents_BMD.to(keys_BSD.dtype)
+        seen = band.queries(selection.mask_BTM, False)
+    if q_BTHD.device.type == "cpu" and q_BTHD.dtype == precise(q_BTHD).dtype == keys_BSD.dtype:
+        q_BNHQD = band.queries(q_BTHD * D**-0.5).transpose(2, 3).contiguous()
+        out = attend_banded(q_BNHQD, band.padded(keys_BSD), latents, band.mask_BNQS, seen, sink_H)
+        return out.transpose(2, 3).flatten(1, 2)[:, :T]
+    keys = torch.cat((band.keys(keys_BSD), latents.unsqueeze(1).expand(-1, band.blocks, -1, -1)), 2)
+    mask = torch.cat((band.mask_BNQS, seen), 3).flatten(0, 1)
+    out = attend(band.queries(q_BTHD).flatten(0, 1), keys.flatten(0, 1), mask, sink_H)
+    return out.unflatten(0, (B, -1)).flatten(1, 2)[:, :T]
+
+
 class Attention(nn.Module):
     """Projections around `attend`."""
 
@@ -134,7 +181,12 @@ class Attention(nn.Module):
         """The query before it is spread over heads, which the indexer reads too."""
         return self.query_norm(self.query_down(x_BTd))
 
-    def window_keys(self, x_BTd: Tensor, rotation: Rotation) -> Tensor:
+    def query(self, low_BTr: Tensor, rotation: Tensor) -> Tensor:
+        """Rotated queries [B, T, H, D] from `low_rank`."""
+        q_BTHD = self.query_up(low_BTr).unflatten(-1, (self.heads, self.head_dim))
+        return rotate_tail(q_BTHD, rotation.unsqueeze(2))
+
+    def window_keys(self, x_BTd: Tensor, rotation: Tensor) -> Tensor:
         """Keys (and values) of the window as its cache holds them: [B, T, D]."""
         keys = rotate_tail(self.kv_norm(self.kv(x_BTd)), rotation)
         return fp8_ue8m0(keys) if self.window_fp8 else keys
@@ -142,7 +194,7 @@ class Attention(nn.Module):
     def forward(
         self,
         low_BTr: Tensor,
-        rotation: Rotation,
+        rotation: Tensor,
         keys_BSD: Tensor,
         band: Band,
         selection: Selection | None,
@@ -157,16 +209,11 @@ class Attention(nn.Module):
             selection: latents of the memory, if the layer reads one.
         """
         B, T, _ = low_BTr.shape
-        q_BTHD = rotate_tail(
-            self.query_up(low_BTr).unflatten(-1, (self.heads, self.head_dim)), rotation.unsqueeze(2)
-        )
-        keys, mask = band.keys(keys_BSD), band.mask_BNQS
-        if selection is not None:
-            latents = selection.latents_BMD.to(keys.dtype).unsqueeze(1).expand(-1, band.blocks, -1, -1)
-            keys = torch.cat((keys, latents), 2)
-            mask = torch.cat((mask, band.queries(selection.mask_BTM, False)), 3)
-        out = attend(band.queries(q_BTHD).flatten(0, 1), keys.flatten(0, 1), mask.flatten(0, 1), self.sink)
-        out_BTHD = out.unflatten(0, (B, -1)).flatten(1, 2)[:, :T]
+        q_BTHD = self.query(low_BTr, rotation)
+        if T == 1 and not torch.is_grad_enabled():
+            out_BTHD = attend_one(q_BTHD, keys_BSD, band.mask_BNQS.squeeze(1), selection, self.sink)
+        else:
+            out_BTHD = attend_blocks(q_BTHD, keys_BSD, band, selection, self.sink)
         out_BTHD = rotate_tail(out_BTHD, rotation.unsqueeze(2), inverse=True)
         grouped = out_BTHD.reshape(B * T, self.groups, -1).transpose(0, 1)
         low = torch.bmm(grouped, self.output_down.to(grouped.dtype).mT)

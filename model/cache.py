@@ -4,6 +4,9 @@ Kept for each slot: the last W window keys of every layer, every latent and inde
 raw projection of a token whose pair is incomplete. Values are stored as the low-precision cache gives them
 back (quantize-dequantize), in the network's type.
 
+The window is a ring: the key of position p lies in column p modulo W; one more column takes the token that
+is being decoded, and what padding writes.
+
 Axes: B rows of one forward pass, S slots, T new columns, W window, M groups, D channels, n tokens.
 """
 
@@ -16,7 +19,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from model.attention import QUERY_BLOCK
 from model.latent import Memory
+from model.layers import precise
 from model.network import MemorySource, Network
 
 
@@ -44,15 +49,15 @@ class FlashCache:
         self._lengths = [0] * slots
         self._starts = [0] * slots
         weight = network.embedding.weight
-        self._windows_LSWD = weight.new_zeros(config.layers, slots, config.window, config.head_dim)
+        self._windows_LSWD = weight.new_zeros(config.layers, slots, config.window + 1, config.head_dim)
         self._sources: dict[int, _SourceStore] = {}
         for layer in config.kv_source:
             groups = max_tokens // config.compress_ratios[layer] + 1
             raw = config.head_dim * config.compress_ratios[layer]
             self._sources[layer] = _SourceStore(
-                weight.new_zeros(slots, groups, config.head_dim, dtype=torch.float32),
-                weight.new_zeros(slots, groups, config.index_dim, dtype=torch.float32),
-                weight.new_zeros(slots, raw, dtype=torch.float32),
+                weight.new_zeros(slots, groups, config.head_dim, dtype=precise(weight).dtype),
+                weight.new_zeros(slots, groups, config.index_dim, dtype=precise(weight).dtype),
+                weight.new_zeros(slots, raw, dtype=precise(weight).dtype),
             )
 
     @torch.no_grad()
@@ -154,22 +159,41 @@ class _View:
     def window_positions(self, layer: int) -> Tensor:
         """See `State`."""
         window = self.cache.network.config.window
-        steps = torch.arange(-window, 0, device=self.lengths_B.device)
-        return self.lengths_B.unsqueeze(1) + steps
+        if self._in_order:
+            return self.lengths_B.unsqueeze(1) + torch.arange(-window, 0, device=self.lengths_B.device)
+        newest_B1 = self.lengths_B.unsqueeze(1) - 1
+        return newest_B1 - (newest_B1 - torch.arange(window, device=newest_B1.device)) % window
+
+    @property
+    def _in_order(self) -> bool:
+        """Whether history must stand in order of position: only several blocks of queries need that."""
+        return max(self.counts) > QUERY_BLOCK
 
     def window(self, layer: int, keys_BTD: Tensor) -> Tensor:
         """See `State`."""
         store_SWD = self.cache._windows_LSWD[layer]
-        window = store_SWD.shape[1]
-        both = torch.cat((store_SWD[self.slots_B], keys_BTD.to(store_SWD.dtype)), 1)
-        if len(set(self.counts)) == 1:
-            end = min(self.counts[0], keys_BTD.shape[1])
-            kept = both[:, end : end + window]
-        else:
-            ends = self.counts_B.clamp_max(keys_BTD.shape[1])
-            index = ends.unsqueeze(1) + torch.arange(window, device=ends.device)
-            kept = both.gather(1, index.unsqueeze(-1).expand(-1, -1, both.shape[2]))
-        store_SWD[self.slots_B] = kept
+        window = store_SWD.shape[1] - 1
+        keys_BTD = keys_BTD.to(store_SWD.dtype)
+        columns = keys_BTD.shape[1]
+        if max(self.counts) == 1:
+            key_BD = keys_BTD.squeeze(1)
+            store_SWD[self.slots_B, window] = key_BD
+            both = store_SWD[self.slots_B]
+            store_SWD[self.slots_B, self.lengths_B % window] = key_BD
+            return both
+        rows = self.slots_B.unsqueeze(1)
+        held = (
+            self.window_positions(layer) % window
+            if self._in_order
+            else torch.arange(window, device=rows.device)
+        )
+        both = torch.cat((store_SWD[rows, held], keys_BTD), 1)
+        # The last columns of `keys_BTD` may be padding, and its first may precede the decoder's start.
+        new_B1 = self.counts_B.clamp_max(columns).unsqueeze(1)
+        step = torch.arange(columns, device=new_B1.device)
+        position = self.lengths_B.unsqueeze(1) + self.counts_B.unsqueeze(1) - new_B1 + step
+        kept = (step < new_B1) & (step >= new_B1 - window)
+        store_SWD[rows, torch.where(kept, position % window, window)] = keys_BTD
         return both
 
     def memory(self, layer: int, source: MemorySource, x_BTd: Tensor) -> Memory:
@@ -189,7 +213,7 @@ class _View:
         trash = store.latents_SMD.shape[1] - 1
         at = torch.where(steps < whole_B.unsqueeze(1), groups_BM, trash)
         row = self.slots_B.unsqueeze(1)
-        store.latents_SMD[row, at] = latents.float()
+        store.latents_SMD[row, at] = latents
         store.keys_SMK[row, at] = keys
         total = max(
             (self.cache._lengths[s] + c) // ratio for s, c in zip(self.slots, self.counts, strict=True)
@@ -197,7 +221,8 @@ class _View:
         groups = torch.arange(total, device=row.device).expand(len(self.slots), -1)
         return Memory(
             ratio,
-            store.latents_SMD[:, :total][self.slots_B],
+            store.latents_SMD,
+            self.slots_B,
             store.keys_SMK[:, :total][self.slots_B],
             torch.ones_like(groups),
             groups,

@@ -69,7 +69,7 @@ class NetworkConfig(BaseModel):
     window_format: Literal["fp8", "none"] = "none"
     """Window cache: FP8 with one power-of-two scale per 32 channels, or as computed."""
     experts: int = 8
-    expert_width: int = 32
+    expert_width: int = 24
     experts_per_token: int = 2
     shared_width: int = 64
     routed_scaling: float = 1.5

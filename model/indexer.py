@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 from model.config import NetworkConfig
 from model.latent import Memory
-from model.layers import RMSNorm, linear
+from model.layers import RMSNorm, linear, precise
 from model.quantize import mxfp4
-from model.rope import Rotation, rotate_tail
+from model.rope import rotate_tail
 
 _INDEX_BITS = 24
 
@@ -40,9 +40,9 @@ class IndexKey(nn.Module):
         self.norm = RMSNorm(config.index_dim, config.norm_eps)
         self.quantized = config.index_format == "mxfp4"
 
-    def forward(self, latents_BMD: Tensor, rotation: Rotation) -> Tensor:
+    def forward(self, latents_BMD: Tensor, rotation: Tensor) -> Tensor:
         """[B, M, K] from latents that are not rotated yet."""
-        keys = rotate_tail(self.norm(self.project(latents_BMD)).float(), rotation)
+        keys = rotate_tail(precise(self.norm(self.project(latents_BMD))), rotation)
         return mxfp4(keys) if self.quantized else keys
 
 
@@ -57,7 +57,7 @@ class Indexer(nn.Module):
         self.query_up = linear(config.query_rank, self.heads * self.channels)
         self.weight = linear(config.width, self.heads)
 
-    def scores(self, x_BTd: Tensor, low_BTr: Tensor, rotation: Rotation, memory: Memory) -> Tensor:
+    def scores(self, x_BTd: Tensor, low_BTr: Tensor, rotation: Tensor, memory: Memory) -> Tensor:
         """[B, T, M] float32, visible or not.
 
         Args:
@@ -66,15 +66,15 @@ class Indexer(nn.Module):
             rotation: of the queries' positions.
             memory: with rotated, quantized keys.
         """
-        query = self.query_up(low_BTr).unflatten(-1, (self.heads, self.channels)).float()
+        query = precise(self.query_up(low_BTr)).unflatten(-1, (self.heads, self.channels))
         query_BTHK = rotate_tail(query, rotation.unsqueeze(2))
         if self.quantized:
             query_BTHK = mxfp4(query_BTHK)
-        weight_BTH = self.weight(x_BTd).float() * (self.heads * self.channels) ** -0.5
+        weight_BTH = precise(self.weight(x_BTd)) * (self.heads * self.channels) ** -0.5
         with torch.autocast(x_BTd.device.type, enabled=False):
             rows = query_BTHK.flatten(1, 2)
-            dots_BTHM = (rows @ memory.index_keys_BMK.float().mT).unflatten(1, (-1, self.heads))
-        return (dots_BTHM.relu() * weight_BTH.unsqueeze(-1)).sum(2)
+            dots_BTHM = (rows @ memory.index_keys_BMK.to(rows.dtype).mT).unflatten(1, (-1, self.heads))
+        return (dots_BTHM.relu() * weight_BTH.unsqueeze(-1)).sum(2).float()
 
 
 def select(scores_BTM: Tensor, visible_BTM: Tensor, memory: Memory, topk: int) -> Selection:
@@ -86,9 +86,7 @@ def select(scores_BTM: Tensor, visible_BTM: Tensor, memory: Memory, topk: int) -
         return Selection(memory.latents_BMD, visible_BTM)
     chosen_BTk = top_groups(scores_BTM, visible_BTM, topk)
     if scores_BTM.shape[1] == 1:
-        chosen_Bk = chosen_BTk.squeeze(1)
-        index = chosen_Bk.unsqueeze(-1).expand(-1, -1, memory.latents_BMD.shape[2])
-        return Selection(memory.latents_BMD.gather(1, index), visible_BTM.gather(2, chosen_BTk))
+        return Selection(memory.take(chosen_BTk.squeeze(1)), visible_BTM.gather(2, chosen_BTk))
     chosen_BTM = torch.zeros_like(visible_BTM).scatter_(2, chosen_BTk, True)
     return Selection(memory.latents_BMD, chosen_BTM & visible_BTM)
 

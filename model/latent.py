@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from model.config import NetworkConfig
-from model.layers import RMSNorm, linear
+from model.layers import RMSNorm, linear, precise
 
 
 @dataclass(frozen=True)
@@ -20,13 +20,26 @@ class Memory:
     """What the layers of one key-value source read."""
 
     ratio: int
-    latents_BMD: Tensor
-    """Rotated to each group's first position and quantized."""
+    stored_SMD: Tensor
+    """Latents, rotated to each group's first position and quantized; M may exceed the groups that exist."""
+    rows_B: Tensor | None
+    """Row of `stored_SMD` that each batch row reads; None means in order."""
     index_keys_BMK: Tensor
     segments_BM: Tensor
     """Segment of the group; 0 is none."""
     groups_BM: Tensor
     """Number of the group within its segment."""
+
+    @property
+    def latents_BMD(self) -> Tensor:
+        """All latents of every row."""
+        stored = self.stored_SMD[:, : self.groups_BM.shape[1]]
+        return stored if self.rows_B is None else stored[self.rows_B]
+
+    def take(self, groups_Bk: Tensor) -> Tensor:
+        """Some latents of every row, [B, k, D]."""
+        rows = torch.arange(len(groups_Bk), device=groups_Bk.device) if self.rows_B is None else self.rows_B
+        return self.stored_SMD[rows.unsqueeze(1), groups_Bk]
 
     def visible(self, segments_BT: Tensor, positions_BT: Tensor) -> Tensor:
         """Which groups each token may read: [B, T, M] bool."""
@@ -52,8 +65,8 @@ class Compressor(nn.Module):
 
     def raw(self, x_BTd: Tensor) -> Tensor:
         """Per-token projections [B, T, D] or, with gates behind, [B, T, 2D]; float32."""
-        kv = self.project_kv(x_BTd).float()
-        return kv if self.project_gate is None else torch.cat((kv, self.project_gate(x_BTd).float()), -1)
+        kv = precise(self.project_kv(x_BTd))
+        return kv if self.project_gate is None else torch.cat((kv, precise(self.project_gate(x_BTd))), -1)
 
     def pool(self, raw_BTC: Tensor) -> Tensor:
         """Latents [B, T//ratio, D] of whole groups, normalised, not yet rotated."""

@@ -11,8 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from model.auxiliary import Auxiliary, balance_loss
 from model.config import NetworkConfig
-from model.layers import linear
+from model.layers import linear, precise
 
 
 class MoE(nn.Module):
@@ -32,7 +33,7 @@ class MoE(nn.Module):
         self.router = linear(d, E)
         self.gate = nn.Parameter(torch.randn(E, width, d) * d**-0.5)
         self.up = nn.Parameter(torch.randn(E, width, d) * d**-0.5)
-        self.down = nn.Parameter(torch.randn(E, d, width) * width**-0.5 * output_gain)
+        self.down = nn.Parameter(torch.randn(E, width, d) * width**-0.5 * output_gain)
         self.shared_gate = linear(d, config.shared_width)
         self.shared_up = linear(d, config.shared_width)
         self.shared_down = linear(config.shared_width, d, gain=output_gain)
@@ -44,34 +45,38 @@ class MoE(nn.Module):
 
         Picks are the largest affinity plus bias; weights are affinities alone, normalised to `scaling`.
         """
-        affinity_nE = F.softplus(F.linear(x_nd.float(), self.router.weight.float())).sqrt()
+        affinity_nE = F.softplus(F.linear(precise(x_nd), precise(self.router.weight))).sqrt()
         picked_nk = (affinity_nE + self.bias_E).topk(self.picks, dim=-1).indices
         picked_nE = torch.zeros_like(affinity_nE).scatter_(1, picked_nk, 1.0)
         kept_nE = affinity_nE * picked_nE
         return kept_nE * (self.scaling / (kept_nE.sum(-1, keepdim=True) + 1e-20)), affinity_nE
 
-    def forward(self, x_nd: Tensor, valid_n: Tensor | None = None) -> Tensor:
+    def forward(
+        self, x_nd: Tensor, valid_n: Tensor, auxiliary: Auxiliary | None = None, rows: int = 1
+    ) -> Tensor:
         """[n, d].
 
         Args:
             x_nd: normalised tokens.
-            valid_n: which of them count for balancing; all by default.
+            valid_n: 1 where a token counts for balancing, 0 at padding.
+            auxiliary: where to report the balance loss.
+            rows: rows that the n tokens come from, for that loss.
         """
         with torch.autocast(x_nd.device.type, enabled=False):
-            weight_nE, _ = self.route(x_nd)
-        if self.training:
+            weight_nE, affinity_nE = self.route(x_nd)
+            if auxiliary is not None:
+                auxiliary.balances.append(balance_loss(affinity_nE, weight_nE.detach(), valid_n, rows))
+        if self.training and torch.is_grad_enabled():
             with torch.no_grad():
-                picked = (weight_nE > 0).float()
-                self.load_E += (picked if valid_n is None else picked * valid_n.unsqueeze(-1)).sum(0)
+                self.load_E += (valid_n.unsqueeze(1) * (weight_nE > 0)).sum(0)
         gate = torch.cat((self.gate.flatten(0, 1), self.shared_gate.weight))
         up = torch.cat((self.up.flatten(0, 1), self.shared_up.weight))
-        down = torch.cat((self.down.transpose(1, 2).flatten(0, 1), self.shared_down.weight.mT))
         hidden = F.silu(F.linear(x_nd, gate).clamp_max(self.limit))
         hidden = hidden * F.linear(x_nd, up).clamp(-self.limit, self.limit)
         E, width = self.gate.shape[:2]
         routed, shared = hidden.split([E * width, hidden.shape[1] - E * width], dim=-1)
         routed = (routed.unflatten(-1, (E, width)) * weight_nE.to(routed.dtype).unsqueeze(-1)).flatten(-2)
-        return torch.cat((routed, shared), -1) @ down.to(hidden.dtype)
+        return routed @ self.down.flatten(0, 1).to(routed.dtype) + self.shared_down(shared)
 
     @torch.no_grad()
     def update_bias(self, speed: float = 0.001) -> None:

@@ -9,20 +9,21 @@ Axes: B rows, T columns, U columns of the decoder, d width, W window.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
 from model.attention import Attention, Band, band
+from model.auxiliary import Auxiliary, alignment_loss
 from model.config import LayerKind, NetworkConfig
 from model.indexer import Indexer, IndexKey, Selection, select
 from model.latent import Compressor, Memory
 from model.layers import RMSNorm
 from model.moe import MoE
 from model.quantize import fp4_e4m3
-from model.rope import Rotation, rotate_tail, rotation
+from model.rope import rotate_tail, rotation
 
 
 class State(Protocol):
@@ -48,12 +49,23 @@ class Rows:
     segments_BT: Tensor
     positions_BT: Tensor
     band: Band
-    plain: Rotation
+    plain: Tensor
     """Of layers without memory."""
-    compressed: Rotation
+    compressed: Tensor
     """Of layers with one."""
-    index: Rotation
+    index: Tensor
     valid_n: Tensor
+    auxiliary: Auxiliary | None
+
+    def every(self, stride: int) -> Rows:
+        """Every `stride`-th column, for what needs no window."""
+        return replace(
+            self,
+            segments_BT=self.segments_BT[:, ::stride],
+            positions_BT=self.positions_BT[:, ::stride],
+            compressed=self.compressed[:, ::stride],
+            index=self.index[:, ::stride],
+        )
 
 
 class MemorySource(nn.Module):
@@ -69,7 +81,9 @@ class MemorySource(nn.Module):
         """Latents [B, M, D] and index keys [B, M, K], as cached, of whole groups of raw projections."""
         c = self.config
         latents = self.compressor.pool(raw_BTC)
-        keys = self.index_key(latents, rotation(first_positions_BM, c.index_rope_dim, c.compress_rope_theta))
+        keys = self.index_key(
+            latents.detach(), rotation(first_positions_BM, c.index_rope_dim, c.compress_rope_theta)
+        )
         latents = rotate_tail(latents, rotation(first_positions_BM, c.rope_dim, c.compress_rope_theta))
         return (fp4_e4m3(latents) if c.memory_format == "fp4" else latents), keys
 
@@ -78,7 +92,7 @@ class MemorySource(nn.Module):
         r = self.compressor.ratio
         first = positions_BT[:, ::r]
         latents, keys = self.entries(self.compressor.raw(x_BTd), first)
-        return Memory(r, latents, keys, segments_BT[:, ::r], first // r)
+        return Memory(r, latents, None, keys, segments_BT[:, ::r], first // r)
 
 
 class Layer(nn.Module):
@@ -115,11 +129,25 @@ class Layer(nn.Module):
                 scores = self.indexer.scores(normed, low, rows.index, memory)
                 visible = memory.visible(rows.segments_BT, rows.positions_BT)
             selection = select(scores, visible, memory, self.indexer.topk)
+            if rows.auxiliary is not None:
+                self._report_alignment(rows.auxiliary, rows, normed, low, memory)
         window = keys(self.attention.window_keys(normed, turn))
         read = None if self.kind is LayerKind.WINDOW else selection
         x_BTd = x_BTd + self.attention(low, turn, window, rows.band, read)
         normed = self.moe_norm(x_BTd)
-        return x_BTd + self.moe(normed.flatten(0, 1), rows.valid_n).view_as(x_BTd), selection
+        fed = self.moe(normed.flatten(0, 1), rows.valid_n, rows.auxiliary, len(normed))
+        return x_BTd + fed.view_as(x_BTd), selection
+
+    def _report_alignment(
+        self, to: Auxiliary, rows: Rows, normed_BTd: Tensor, low_BTr: Tensor, memory: Memory
+    ) -> None:
+        assert self.indexer is not None
+        some, low = rows.every(to.stride), low_BTr[:, :: to.stride].detach()
+        scores = self.indexer.scores(normed_BTd[:, :: to.stride].detach(), low, some.index, memory)
+        with torch.no_grad():
+            q_BTHD = self.attention.query(low, some.compressed)
+            visible = memory.visible(some.segments_BT, some.positions_BT)
+        to.alignments.append(alignment_loss(q_BTHD, memory.latents_BMD, scores, visible))
 
 
 class WindowAppend(Protocol):
@@ -134,6 +162,8 @@ class Network(nn.Module):
     def __init__(self, config: NetworkConfig) -> None:
         super().__init__()
         self.config = config
+        self.auxiliary: Auxiliary | None = None
+        """Set by `model.auxiliary.collect`."""
         self.embedding = nn.Embedding(config.vocab, config.width)
         nn.init.normal_(self.embedding.weight, std=0.02)
         self.layers = nn.ModuleList(Layer(config, i) for i in range(config.layers))
@@ -221,6 +251,7 @@ class Network(nn.Module):
             rotation(positions_BT, c.rope_dim, c.compress_rope_theta),
             rotation(positions_BT, c.index_rope_dim, c.compress_rope_theta),
             (segments_BT > 0).flatten().float(),
+            self.auxiliary,
         )
 
     def _appender(self, state: State | None, layer: int) -> WindowAppend:

@@ -1,8 +1,8 @@
 """Muon and AdamW, assigned by the role of each parameter, and learning-rate schedules.
 
-Muon (DeepSeek-V4 report, algorithm 1): M = mu M + G; O = hybrid Newton-Schulz(mu M + G) sqrt(max(n, m)) gamma;
-W = (1 - lr wd) W - lr O. Query projections are orthogonalised head by head, experts and output groups one by
-one. Matrices of one shape go through Newton-Schulz together. Embedding, head, norms and vectors use AdamW.
+Muon (DeepSeek-V4 report, algorithm 1): M = mu M + G; O = hybrid Newton-Schulz(mu M + G) * sqrt(max(n, m)) *
+gamma; W = (1 - lr wd) W - lr O. Query projections are orthogonalised head by head, experts and output groups
+one by one; matrices of one shape go through Newton-Schulz together. Embedding, head and vectors use AdamW.
 The release's Sinkhorn-balanced momentum for embedding and head is left out.
 """
 

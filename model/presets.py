@@ -15,7 +15,7 @@ PRESETS: dict[str, NetworkConfig] = {
         output_rank=48,
         experts=8,
         expert_width=32,
-        shared_width=80,
+        shared_width=64,
     ),
     "flash-tiny": NetworkConfig(
         name="flash-tiny",

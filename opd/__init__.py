@@ -1,0 +1,1 @@
+"""On-policy distillation: full-vocabulary reverse KL from several teachers."""

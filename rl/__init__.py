@@ -1,0 +1,1 @@
+"""Reinforcement learning: advantages, the price of length, policy losses, the asynchronous loop."""

@@ -1,0 +1,1 @@
+"""Policies act on tasks: engines, agents, the asynchronous service, evaluation."""

@@ -65,7 +65,7 @@ class ServiceConfig(Settings):
     stall_s: float = Field(default=120.0, gt=0)
     """Without any token, tool result or finished sample for so long, the service gives up with an error."""
     max_failure_share: float = Field(default=0.5, gt=0, le=1)
-    """Of the last two batches of samples; more failures than this stop the job with an error."""
+    """More failures than this share of the last two batches (at least 20 samples) stop the job."""
     deterministic: bool = False
     """One batch after the other, each finished before training: staleness 0, and with an exact engine the
     same trajectories in every run, killed and resumed or not."""

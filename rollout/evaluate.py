@@ -85,7 +85,7 @@ async def evaluate(
     folder: Path,
     run_id: str,
     config: EvaluationConfig,
-    sync: SyncPolicy = "turn",
+    sync: SyncPolicy = "never",
 ) -> Evaluation:
     """Sample every task `config.samples` times. Raises what is no failure of one sample, at once."""
     if not agent.fresh:

@@ -7,8 +7,9 @@ goes on at the very token. Starting an unfinished sample over would be wrong: sh
 interruption more often, so it would bias lengths.
 
 A line is `crc32 json`. Writing stops anywhere: the first line that is torn or damaged ends the journal,
-and what follows is cut off before the next append. A process that is killed loses nothing that it wrote;
-`sync` says against what loss of power one is protected as well.
+and what follows is cut off before the next append. A process that is killed loses nothing that it wrote.
+`sync` guards against loss of power as well: after each turn, after each token, or (samples in flight, by
+default) not at all, since a sync takes longer than a token and blocks everybody.
 
 Finished trajectories go to `trajectories.jsonl`, each id once; then the sample's journal is deleted.
 """
@@ -57,7 +58,7 @@ class Journal:
     Raises JournalError if the file exists and its first line differs from `header`.
     """
 
-    def __init__(self, path: Path, header: dict[str, Any], *, sync: SyncPolicy = "turn") -> None:
+    def __init__(self, path: Path, header: dict[str, Any], *, sync: SyncPolicy = "never") -> None:
         self.path = path
         self._sync = sync
         head = json.loads(json.dumps({"format": FORMAT, **header}))
@@ -96,9 +97,8 @@ class Journal:
 class TrajectoryLog:
     """`trajectories.jsonl`: one JSON object a line, every id at most once."""
 
-    def __init__(self, path: Path, *, sync: bool = True) -> None:
+    def __init__(self, path: Path) -> None:
         self.path = path
-        self._sync = sync
         self._places: dict[str, tuple[int, int]] = {}
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
@@ -132,8 +132,7 @@ class TrajectoryLog:
         if os.pwrite(self._file, line, self._end) != len(line):
             os.ftruncate(self._file, self._end)
             raise OSError(f"{self.path}: the disk is full; free some space")
-        if self._sync:
-            os.fdatasync(self._file)
+        os.fdatasync(self._file)
         self._places[trajectory.id] = (self._end, len(line))
         self._end += len(line)
         return True

@@ -57,7 +57,7 @@ class NativeEngine:
         self._jobs: list[Job] = []
         self._prefix_logits: dict[int, torch.Tensor] = {}
         self._stats = EngineStats(slots=config.slots)
-        self._finished: dict[FinishReason, int] = {"stop": 0, "length": 0, "abort": 0}
+        self._finished: dict[str, int] = {"stop": 0, "length": 0, "abort": 0}
         self._paused = False
         self._broken: BaseException | None = None
         self._clock: float | None = None

@@ -18,7 +18,7 @@ from rollout.agents.base import Agent, attempt
 from rollout.config import SamplingConfig
 from rollout.engine import Engine
 from rollout.journal import Journal, SyncPolicy, TrajectoryLog
-from rollout.session import ChatFormat, Decoder, SampleSpec, Session
+from rollout.session import ChatFormat, SampleSpec, Session, TextCodec
 
 
 def sample_seed(seed: int, prompt: int, sample: int) -> int:
@@ -33,7 +33,7 @@ class Speaker:
 
     engine: Engine
     chat: ChatFormat
-    tokenizer: Decoder
+    tokenizer: TextCodec
     name: str
 
 
@@ -51,13 +51,14 @@ class SampleRunner:
         agent: Agent,
         *,
         sampling: SamplingConfig | None = None,
-        sync: SyncPolicy = "turn",
+        sync: SyncPolicy = "never",
         progress: Callable[[], None] | None = None,
     ) -> None:
-        self.log = TrajectoryLog(folder / "trajectories.jsonl", sync=sync != "never")
+        self.log = TrajectoryLog(folder / "trajectories.jsonl")
         self._journals = folder / "journal"
         self._speaker, self._agent = speaker, agent
-        self._sampling, self._sync, self._progress = sampling, sync, progress
+        self._sampling, self._progress = sampling, progress
+        self._sync: SyncPolicy = sync
         self._overdue: set[str] = set()
         self._running: dict[str, asyncio.Task[Trajectory]] = {}
         self._remove_finished()

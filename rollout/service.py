@@ -92,6 +92,7 @@ class RolloutService:
     Args:
         order: the task of prompt number i, the same in every process; None ends the prompts.
         trained: batches that the trainer has finished (its optimizer steps), when it resumes.
+        sync: whether journals of samples in flight survive a loss of power; a kill they always do.
     """
 
     def __init__(
@@ -104,7 +105,7 @@ class RolloutService:
         run_id: str,
         config: ServiceConfig,
         trained: int = 0,
-        sync: SyncPolicy = "turn",
+        sync: SyncPolicy = "never",
     ) -> None:
         if config.deterministic and not speaker.engine.exact:
             raise ValueError("deterministic rollout needs an engine with exact=True")
@@ -130,7 +131,7 @@ class RolloutService:
         self._runner = SampleRunner(
             folder, speaker, agent, sampling=config.sampling, sync=sync, progress=self._progressed
         )
-        self._ledger = Journal(folder / "ledger.jsonl", {"run": run_id, "seed": config.seed}, sync=sync)
+        self._ledger = Journal(folder / "ledger.jsonl", {"run": run_id, "seed": config.seed}, sync="turn")
         self._watch: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
@@ -358,9 +359,9 @@ class RolloutService:
         if trajectory.failure:
             self.counts["failed"] += 1
             self.counts[f"failed_{trajectory.failure.boundary}"] += 1
-        window = self._recent = self._recent[-2 * self.config.batch_samples :]
-        share = sum(window) / len(window)
-        if len(window) >= min(20, self.config.batch_samples) and share > self.config.max_failure_share:
+        size = max(20, 2 * self.config.batch_samples)  # failures are quick: judge no smaller window
+        window = self._recent = self._recent[-size:]
+        if len(window) == size and sum(window) > size * self.config.max_failure_share:
             last = trajectory.failure
             self._fail(
                 RolloutUnhealthy(

@@ -38,8 +38,10 @@ class ChatFormat(Protocol):
     def delta(self, messages: Sequence[Any], *, open: bool = True, stopped: bool = True) -> list[int]: ...
 
 
-class Decoder(Protocol):
+class TextCodec(Protocol):
     """What a session needs of a tokenizer."""
+
+    def encode(self, text: str) -> list[int]: ...
 
     def decode(self, ids: list[int]) -> str: ...
 
@@ -109,7 +111,7 @@ class Session:
         spec: SampleSpec,
         engine: Engine,
         chat: ChatFormat,
-        tokenizer: Decoder,
+        tokenizer: TextCodec,
         *,
         sampling: SamplingConfig | None = None,
         journal: Journal | None = None,
@@ -139,6 +141,10 @@ class Session:
     def length(self) -> int:
         """Tokens of context so far."""
         return len(self._ids)
+
+    def count(self, text: str) -> int:
+        """Tokens of a text in the policy's own tokenizer, for prompts that have a budget."""
+        return len(self._tokenizer.encode(text))
 
     async def say(self, *messages: tuple[str, str]) -> None:
         """Give the policy messages (role, content); it speaks next."""

@@ -190,6 +190,8 @@ class SlotTable:
             cost = self._cost(job)
             if cost > max(1, budget) and budget < self._config.prefill_tokens:
                 continue
+            if not self._prefix_room(job, in_use):
+                continue
             if job.slot is None and not self._take_slot(job.session):
                 continue
             job.fork_from = self._prefix_slot(job, in_use)
@@ -226,27 +228,31 @@ class SlotTable:
         state.slot = self._free.pop()
         return True
 
+    def _forks(self, job: Job) -> bool:
+        return bool(job.request.prefix and not job.session.ids and not job.session.chunks)
+
+    def _prefix_room(self, job: Job, in_use: set[int]) -> bool:
+        """Whether this step can serve the job's shared prompt; else it waits for the next one."""
+        if not self._forks(job) or job.request.ids[: job.request.prefix] in self._prefixes:
+            return True
+        return bool(self._free_prefixes) or any(slot not in in_use for slot in self._prefixes.values())
+
     def _prefix_slot(self, job: Job, in_use: set[int]) -> int | None:
-        """The slot that holds or will hold this job's shared prompt; None: compute it by itself."""
-        if not job.request.prefix or job.session.ids or job.session.chunks:
+        """The slot that holds or will hold this job's shared prompt; None: it shares nothing."""
+        if not self._forks(job):
             return None
         key = job.request.ids[: job.request.prefix]
         slot = self._prefixes.get(key)
         if slot is None:
-            slot = self._claim_prefix(in_use)
-            if slot is None:
-                return None
-            self._prefixes[key] = slot
+            slot = self._prefixes[key] = self._claim_prefix(in_use)
         self._prefixes.move_to_end(key)
         in_use.add(slot)
         return slot
 
-    def _claim_prefix(self, in_use: set[int]) -> int | None:
+    def _claim_prefix(self, in_use: set[int]) -> int:
         if self._free_prefixes:
             return self._free_prefixes.pop()
-        oldest = next((key for key, slot in self._prefixes.items() if slot not in in_use), None)
-        if oldest is None:
-            return None
+        oldest = next(key for key, slot in self._prefixes.items() if slot not in in_use)
         slot = self._prefixes.pop(oldest)
         self._dirty.add(slot)
         return slot

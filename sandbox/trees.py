@@ -46,7 +46,7 @@ def walk(root: Path) -> Iterator[tuple[str, os.stat_result]]:
 
 
 def tree_digest(root: Path) -> str:
-    """`sha256:...` over sorted (path, executable bit, content or link target); times and owners are ignored."""
+    """`sha256:...` over sorted (path, executable bit, content or link target), not times and owners."""
     total = hashlib.sha256()
     for name, info in walk(root):
         if stat.S_ISLNK(info.st_mode):

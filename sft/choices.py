@@ -71,7 +71,6 @@ def choice_of(source: str, span: FunctionSpan, rng: random.Random, path: str) ->
             test_source="\n".join(line.strip() for line in lines),
             failure="failed",
             candidates=[Shown(path, edit.line, edit.before, edit.after) for edit in chosen],
-            count=lambda text: len(tokenizer.encode(text)),
         )
     ]
     answer = Message("assistant", f"try {chosen.index(right) + 1}")

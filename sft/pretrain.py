@@ -58,7 +58,7 @@ def encode_file(row: dict[str, str]) -> np.ndarray:
 
 def encode_choices(row: dict[str, str]) -> list[Choice]:
     """The choice documents of one file, seeded by its path."""
-    return choices_of(row["text"], seed=zlib.crc32(row["path"].encode()), limit=12)
+    return choices_of(row["text"], seed=zlib.crc32(row["path"].encode()), limit=5)
 
 
 class Code:
@@ -179,7 +179,7 @@ def train(args: argparse.Namespace, preset_name: str, data: Data) -> dict[str, o
         for group in optimizer.param_groups:
             group["lr"] = lr
         parts = [(1.0, *code.batch(args.rows))]
-        if progress >= args.choices_from:
+        if choices or (progress >= args.choices_from and data.pending.ready()):
             choices = choices or Choices(data.choices("train"), args.columns, device, args.seed)
             parts.append((args.choice_share, *choices.batch(args.rows)))
         for weight, batch, targets in parts:

@@ -1,0 +1,1 @@
+"""From a finished workspace to a verdict: test runners, grading, code-edit operators."""

@@ -11,8 +11,10 @@ in a fresh jail, compare the complete set of ids. No process and no file of the 
 from __future__ import annotations
 
 import asyncio
+import base64
 import hashlib
 import io
+import json
 import subprocess
 import tarfile
 from collections.abc import AsyncIterator, Collection, Mapping
@@ -31,8 +33,19 @@ from verifiers.verdicts import verdict
 __all__ = ["Blobs", "Grader", "Images", "is_configuration", "protected_files", "verdict"]
 
 _CONFIGURATION = frozenset(
-    "conftest.py pytest.ini .pytest.ini pytest.toml .pytest.toml tox.ini setup.cfg pyproject.toml "
-    "sitecustomize.py usercustomize.py pytest.py".split()
+    [
+        "conftest.py",
+        "pytest.ini",
+        ".pytest.ini",
+        "pytest.toml",
+        ".pytest.toml",
+        "tox.ini",
+        "setup.cfg",
+        "pyproject.toml",
+        "sitecustomize.py",
+        "usercustomize.py",
+        "pytest.py",
+    ]
 )
 _PACKAGES = frozenset({"_pytest", "pytest", "pluggy"})
 
@@ -73,6 +86,13 @@ def protected_files(tar: bytes) -> Mapping[str, bytes]:
     except tarfile.TarError as error:
         raise ValueError(f"the protected blob is not a tar: {error}") from error
     return found
+
+
+@lru_cache(maxsize=256)
+def _decoded(changes: bytes) -> Mapping[str, bytes | None]:
+    """Path -> content of a substrate's changes."""
+    rows: dict[str, str | None] = json.loads(changes)
+    return {path: None if text is None else base64.b64decode(text) for path, text in rows.items()}
 
 
 class Grader:
@@ -171,7 +191,8 @@ class Grader:
         async with self._runner(task) as runner:
             kept, _ = self._keep(task, files)
             timeout = task.verifier.timeout_s
-            return await runner.run(kept, list(arguments), timeout=timeout, trace=trace)
+            laid = {**self._laid(task), **kept}
+            return await runner.run(laid, list(arguments), timeout=timeout, trace=trace)
 
     async def close(self) -> None:
         """Close the sandboxes."""
@@ -188,7 +209,10 @@ class Grader:
             async with self._runner(task) as runner:
                 kept, dropped = self._keep(task, files)
                 run = await runner.run(
-                    kept, spec.arguments, timeout=spec.timeout_s, executable=set(executable) & set(kept)
+                    {**self._laid(task), **kept},
+                    spec.arguments,
+                    timeout=spec.timeout_s,
+                    executable=set(executable) & set(kept),
                 )
         except _OURS as error:
             return _unjudged(error)
@@ -210,6 +234,7 @@ class Grader:
     async def _apply(self, runner: TestRunner, task: Task, diff: bytes) -> patches.Applied:
         names = [name for name in await asyncio.to_thread(patches.touched, diff) if not _strange(name)]
         contents, modes = await runner.read(names), await runner.listing()
+        contents |= {name: data for name, data in self._laid(task).items() if name in contents}
 
         def read(name: str) -> patches.SourceFile | None:
             content = contents.get(name)
@@ -221,16 +246,19 @@ class Grader:
     async def _runner(self, task: Task) -> AsyncIterator[TestRunner]:
         """A warm runner on the task's image with its protected files in place."""
         environment, protected = task.environment, task.verifier.protected
+        # A substrate already has every protected file: it is shared, so it gets nothing of one task.
+        shared = environment.substrate
+        image = shared.image if shared else environment.image
 
         async def make() -> TestRunner:
-            if not self._images.exists(environment.image):
-                raise RunnerFailed(f"image {environment.image} is not in the store: build the task again")
+            if not self._images.exists(image):
+                raise RunnerFailed(f"image {image} is not in the store: build the task again")
             runner = TestRunner(
                 self._provider,
-                environment.image,
+                image,
                 workdir=environment.workdir,
                 jobs=self._jobs,
-                base=protected_files(self._blobs.get(protected)),
+                base={} if shared else protected_files(self._blobs.get(protected)),
                 plugins=self._plugins,
                 memory_mb=environment.limits.memory_mb,
                 pids=environment.limits.pids,
@@ -239,8 +267,15 @@ class Grader:
             await runner.start()
             return runner
 
-        async with self._pool.lease((environment.model_dump_json(), protected), make) as runner:
+        limits = environment.limits.model_dump_json()
+        key = (image, environment.workdir, limits, None if shared else protected)
+        async with self._pool.lease(key, make) as runner:
             yield runner
+
+    def _laid(self, task: Task) -> Mapping[str, bytes | None]:
+        """What makes the task's graded workspace out of the substrate's."""
+        shared = task.environment.substrate
+        return _decoded(self._blobs.get(shared.changes)) if shared else {}
 
     @staticmethod
     def _key(task: Task, change: object) -> str:

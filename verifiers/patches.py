@@ -19,7 +19,9 @@ from pathlib import Path
 MAX_DIFF = 8 << 20
 """Bytes of the largest diff that is looked at."""
 
-_MODE = re.compile(rb"^(?:new file mode|new mode|old mode|deleted file mode|index [0-9a-f.]+) (\d{6})\s*$", re.M)
+_MODE = re.compile(
+    rb"^(?:new file mode|new mode|old mode|deleted file mode|index [0-9a-f.]+) (\d{6})\s*$", re.M
+)
 _MODE_NAMES = {b"120000": "a symbolic link", b"160000": "a submodule"}
 _FROM = re.compile(rb"^(?:rename|copy) from (.+?)\r?$", re.M)
 _GIT_FILES = frozenset({".git", ".gitattributes", ".gitmodules"})
@@ -73,7 +75,9 @@ def touched(diff: bytes) -> list[str]:
         # numstat names a rename by its new path alone; the reversed patch names the old one
         forward = _git(["apply", "--numstat", "-z"], scratch, diff)
         backward = _git(["apply", "--numstat", "-z", "-R"], scratch, diff)
-    names = [entry.split(b"\t", 2)[2] for entry in (forward + backward).split(b"\0") if entry.count(b"\t") >= 2]
+    names = [
+        entry.split(b"\t", 2)[2] for entry in (forward + backward).split(b"\0") if entry.count(b"\t") >= 2
+    ]
     sources = [name for name in _FROM.findall(diff) if not name.startswith(b'"')]
     return list(dict.fromkeys(name.decode("utf-8", "surrogateescape") for name in (*names, *sources)))
 
@@ -160,7 +164,9 @@ def _check(name: str, allowed: tuple[str, ...] | None) -> None:
     except UnicodeEncodeError:
         raise PatchRefused(f"the diff names {shown!r}, which is not UTF-8") from None
     if allowed is not None and not is_allowed(name, allowed):
-        raise PatchRefused(f"the diff touches {shown!r}, outside of {', '.join(allowed) or 'nothing allowed'}")
+        raise PatchRefused(
+            f"the diff touches {shown!r}, outside of {', '.join(allowed) or 'nothing allowed'}"
+        )
 
 
 def _write(path: Path, file: SourceFile) -> None:
@@ -211,5 +217,7 @@ def _git(arguments: list[str], folder: Path | str, stdin: bytes = b"") -> bytes:
     )
     if done.returncode != 0:
         text = done.stderr.decode(errors="replace").strip().split("\n")[0] or f"exit code {done.returncode}"
-        raise PatchRefused(f"git cannot apply the diff: {text.removeprefix('error: ').removeprefix('fatal: ')}")
+        raise PatchRefused(
+            f"git cannot apply the diff: {text.removeprefix('error: ').removeprefix('fatal: ')}"
+        )
     return done.stdout

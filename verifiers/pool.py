@@ -33,7 +33,9 @@ class RunnerPool:
         """Sandboxes opened so far."""
 
     @asynccontextmanager
-    async def lease(self, key: Hashable, make: Callable[[], Awaitable[TestRunner]]) -> AsyncIterator[TestRunner]:
+    async def lease(
+        self, key: Hashable, make: Callable[[], Awaitable[TestRunner]]
+    ) -> AsyncIterator[TestRunner]:
         """The runner of `key`, made (and started) by `make` when there is none."""
         slot = self._slots.setdefault(key, _Slot())
         self._slots.move_to_end(key)

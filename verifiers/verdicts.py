@@ -62,7 +62,9 @@ def verdict(
     if run.tampered:
         parts.append(f"tampered with: {'; '.join(run.tampered[:_SHOWN])}")
     if run.outcome != "finished":
-        parts.append({"timeout": "the run did not end in time", "crashed": "the test process died"}[run.outcome])
+        parts.append(
+            {"timeout": "the run did not end in time", "crashed": "the test process died"}[run.outcome]
+        )
     if wrong:
         parts.append(f"{len(wrong)} of {len(must_pass | set(expected))} tests differ: {_some(wrong)}")
     passed = not parts

@@ -82,9 +82,7 @@ class PypiSource:
             archives = list(pool.map(lambda release: _cached(index, release.file, home), releases))
         states = [_state(release, data) for release, data in zip(releases, archives, strict=True)]
         if not has_tests(states[-1][0]):
-            raise SourceError(
-                f"{newest.file.name} ships no tests: give the package's git repository instead of pypi:{self.package}"
-            )
+            raise SourceError(f"{newest.file.name} ships no tests: give the package's git repository instead")
         with new_folder(folder) as temporary:
             commits = git.import_history(temporary / "repo.git", states)
             revisions = tuple(
@@ -120,7 +118,8 @@ class PypiSource:
                 chosen[version] = file
         if self.version is not None and self.version not in chosen:
             raise SourceError(
-                f"{self.package} has no source distribution of {self.version} for Python {here}: name another version"
+                f"{self.package} has no source distribution of {self.version} for Python {here}:"
+                " name another version"
             )
         if not chosen:
             why = f"for Python {here}" if other_python else "at all"

@@ -66,7 +66,7 @@ class RepositorySource:
     def _check(self, tree: git.Tree) -> None:
         if ".gitmodules" in tree:
             raise SourceError(
-                f"{self.name} has git submodules, which stay empty in a task: copy their files into the repository first"
+                f"{self.name} has git submodules, which stay empty in a task: copy their files into it first"
             )
         if not has_tests(tree):
             raise SourceError(

@@ -28,7 +28,7 @@ class Outcome:
 
 @runtime_checkable
 class Agent(Protocol):
-    """A scaffold. Third parties add one under the entry point group `posttrain.agents`."""
+    """A scaffold."""
 
     name: str
     fresh: bool

@@ -98,8 +98,8 @@ class BashAgent:
         if command is None:
             return "No command was run: write exactly one ```bash block, or the word submit."
 
-        async def execute(key: str) -> ToolReply:
-            result = await workspace.execute(command, key)
+        async def execute(_key: str) -> ToolReply:
+            result = await workspace.execute(command)
             return ToolReply(
                 show(result, self._config.max_output),
                 outcome=result.outcome.value,
@@ -128,7 +128,7 @@ class Workspace:
     def remember(self, command: str, reply: ToolReply) -> None:
         self._done.append((command, reply))
 
-    async def execute(self, command: str, key: str) -> ExecResult:
+    async def execute(self, command: str) -> ExecResult:
         """Run one command of the agent. Raises AgentDestroyedSandbox if the sandbox does not survive it."""
         sandbox = await self._open()
         try:
@@ -136,7 +136,6 @@ class Workspace:
                 command,
                 cwd=self._task.environment.workdir,
                 timeout=self._config.command_timeout_s,
-                key=key,
             )
         except SandboxLost as error:
             raise AgentDestroyedSandbox(f"{command!r} ended the sandbox: {error}") from error
@@ -188,10 +187,8 @@ class Workspace:
                 f"{self._task.id}: the image's workspace is no git checkout: {base.text[-200:]}"
             )
         self._base = base.stdout.decode().strip()
-        for place, (command, reply) in enumerate(self._done):
-            again = await sandbox.exec(
-                command, cwd=spec.workdir, timeout=self._config.command_timeout_s, key=f"rebuild:{place}"
-            )
+        for command, reply in self._done:
+            again = await sandbox.exec(command, cwd=spec.workdir, timeout=self._config.command_timeout_s)
             if (again.outcome.value, again.exit_code) != (reply.outcome, reply.exit_code):
                 raise SandboxLost(
                     f"{self._task.id}: the lost sandbox cannot be rebuilt: {command!r} ended with "

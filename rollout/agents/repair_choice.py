@@ -22,8 +22,10 @@ from rollout.agents.choice_prompt import (
     parse_action,
     render_choice,
     render_try,
+    test_excerpt,
 )
 from rollout.session import Session, ToolReply
+from verifiers.grading import protected_files
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +82,7 @@ class RepairChoice:
         self._candidates, self._blobs = candidates, blobs
         self._visible, self._grader = visible, grader
         self.fresh, self._max_tries = fresh, max_tries
+        self._observed: dict[str, CandidateSet] = {}
 
     async def run(self, task: Task, session: Session) -> Outcome:
         choices = await self._choices(task)
@@ -89,6 +92,7 @@ class RepairChoice:
                 test_source=choices.test_source,
                 failure=choices.failure,
                 candidates=choices.candidates,
+                count=session.count,
             )
         )
         tries = 0
@@ -120,13 +124,28 @@ class RepairChoice:
             await session.say(("tool", reply.result))
 
     async def _choices(self, task: Task) -> CandidateSet:
+        """The task's candidates with what the policy is shown of the visible test.
+
+        A set that lacks the test's source or its failure gets them from the task's own files and one run.
+        """
+        if task.id in self._observed:
+            return self._observed[task.id]
         try:
             choices = self._candidates(task.id)
         except KeyError:
             raise AgentFailure("no_candidates", f"no candidate set for task {task.id}") from None
         if not choices.test_source or not choices.failure:
-            message = f"the candidate set of {task.id} lacks the visible test's source or its failure"
-            raise AgentFailure("no_candidates", message)
+            visible = task.problem.visible_tests[0]
+            files = protected_files(self._blobs.get(task.verifier.protected))
+            source = files.get(visible.partition("::")[0], b"").decode(errors="replace")
+            result = await self._visible.run(task, {})
+            choices = choices.model_copy(
+                update={
+                    "test_source": choices.test_source or test_excerpt(source, visible),
+                    "failure": choices.failure or result.message,
+                }
+            )
+        self._observed[task.id] = choices
         return choices
 
     def _files(self, candidate: Candidate) -> dict[str, bytes | None]:

@@ -14,7 +14,8 @@ from typing import Any
 from sandbox.node import wire
 
 
-async def _writable(fd: int) -> None:
+async def writable(fd: int) -> None:
+    """Wait until `fd` takes data."""
     loop = asyncio.get_running_loop()
     ready: asyncio.Future[None] = loop.create_future()
 
@@ -47,7 +48,7 @@ class Channel:
                 try:
                     sent = self.sock.sendmsg([view], ancillary)
                 except BlockingIOError:
-                    await _writable(self.sock.fileno())
+                    await writable(self.sock.fileno())
                     continue
                 ancillary = []
                 view = view[sent:]
@@ -165,7 +166,7 @@ async def feed(fd: int, data: bytes) -> None:
             try:
                 view = view[os.write(fd, view) :]
             except BlockingIOError:
-                await _writable(fd)
+                await writable(fd)
     except BrokenPipeError:
         pass
     finally:

@@ -6,24 +6,20 @@ import asyncio
 import contextlib
 import os
 import socket
-import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
-from sandbox.base import Capabilities, ExecResult, Outcome, SandboxError, SandboxLost, SandboxSpec
+from sandbox.base import Capabilities, ExecResult, SandboxError, SandboxLost, SandboxSpec
 from sandbox.hostbase import python_prefix
 from sandbox.namespace.channel import Channel, Collector, close_all, feed
-from sandbox.namespace.counters import Counters
+from sandbox.namespace.process import NamespaceProcess
 
 if TYPE_CHECKING:
     from sandbox.namespace.provider import NamespaceProvider
 
-DRAIN_SECONDS = 0.1
-"""Silence after which output counts as complete although a background process holds the pipe."""
-DRAIN_MAX_SECONDS = 2.0
-GRACE_SECONDS = 15.0
-"""How long after a command's timeout the sandbox itself is given up."""
-DEFAULT_PATH = f"/opt/env/bin:{python_prefix()}/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+DEFAULT_PATH = (
+    f"/opt/env/bin:{python_prefix()}/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+)
 
 
 def base_environment(user: str) -> dict[str, str]:
@@ -43,7 +39,8 @@ class NamespaceSandbox:
         spec: SandboxSpec,
         environment: Mapping[str, str],
         channel: Channel,
-        counters: Counters,
+        *,
+        single_id: bool,
     ) -> None:
         self.id = id
         self.spec = spec
@@ -51,7 +48,7 @@ class NamespaceSandbox:
         self._provider = provider
         self._environment = dict(environment)
         self._channel = channel
-        self._counters = counters
+        self.single_id = single_id
         self._closed = False
         self._background: set[Collector] = set()
         self._processes: set[NamespaceProcess] = set()
@@ -128,7 +125,6 @@ class NamespaceSandbox:
             in_r, in_w = os.pipe()
         else:
             in_r, in_w = os.open("/dev/null", os.O_RDONLY), -1
-        before = self._counters.read()
         try:
             await self._request(request, [theirs.fileno(), in_r, out_w, err_w])
         except BaseException:
@@ -139,8 +135,9 @@ class NamespaceSandbox:
             theirs.close()
             close_all([in_r, out_w, err_w])
         process = NamespaceProcess(
-            self, Channel(ours), in_w, out_r, err_r, timeout, max_output, before, stream
-        )
+            self, Channel(ours), (in_w, out_r, err_r), timeout, max_output, stream,
+            may_kill_monitor=user == "root" or self.single_id,
+        )  # fmt: skip
         self._processes.add(process)
         return process
 
@@ -233,7 +230,15 @@ class NamespaceSandbox:
 
     @property
     def alive(self) -> bool:
-        return not self._closed and not self._provider.is_dead(self.id)
+        """Whether init still holds its socket; that closes before anything else in the sandbox dies."""
+        if self._closed:
+            return False
+        try:
+            return self._channel.sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) != b""
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
 
     def forget(self, process: NamespaceProcess) -> None:
         self._processes.discard(process)
@@ -246,20 +251,17 @@ class NamespaceSandbox:
         """Kill the sandbox because it no longer answers."""
         await self._provider.kill(self.id)
 
-    async def counters_since(self, before: dict[str, int]) -> set[str]:
-        return self._counters.rose(before)
-
     async def close(self) -> None:
         """Idempotent; kills everything inside and frees the writable layer."""
         if self._closed:
             return
         self._closed = True
+        await self._provider.kill(self.id)
         self._channel.close()
         for process in list(self._processes):
-            process.release()
+            process.abandon()
         for collector in self._background:
             collector.close()
-        await self._provider.kill(self.id)
 
     async def __aenter__(self) -> Self:
         return self
@@ -277,174 +279,3 @@ def _raise(reply: dict[str, Any]) -> None:
     if kind == "refused":
         raise ValueError(text)
     raise SandboxError(text)
-
-
-class NamespaceProcess:
-    """A command under way; see `sandbox.base.Process`."""
-
-    def __init__(
-        self,
-        sandbox: NamespaceSandbox,
-        status: Channel,
-        stdin: int,
-        stdout: int,
-        stderr: int,
-        timeout: float | None,
-        max_output: int,
-        before: dict[str, int],
-        stream: bool,
-    ) -> None:
-        self._sandbox = sandbox
-        self._status = status
-        self._stdin = stdin
-        self._stdout_fd = stdout
-        self._timeout = timeout
-        self._before = before
-        self._started = time.monotonic()
-        self._out = None if stream else Collector(stdout, max_output)
-        self._err = Collector(stderr, max_output)
-        self._reader = asyncio.StreamReader(limit=64 << 20) if stream else None
-        self._transport: asyncio.ReadTransport | None = None
-        self._writing = asyncio.Lock()
-        self._result: ExecResult | None = None
-        self._waiting = asyncio.Lock()
-
-    async def open_streams(self) -> None:
-        assert self._reader is not None
-        loop = asyncio.get_running_loop()
-        protocol = asyncio.StreamReaderProtocol(self._reader)
-        pipe = os.fdopen(self._stdout_fd, "rb", 0)
-        self._transport, _ = await loop.connect_read_pipe(lambda: protocol, pipe)
-
-    def take_stdin(self) -> int:
-        fd, self._stdin = self._stdin, -1
-        return fd
-
-    async def write(self, data: bytes) -> None:
-        """Raises BrokenPipeError once the process no longer reads."""
-        async with self._writing:
-            if self._stdin < 0:
-                raise BrokenPipeError("standard input is closed")
-            copy = os.dup(self._stdin)
-            view = memoryview(data)
-            os.set_blocking(copy, False)
-            loop = asyncio.get_running_loop()
-            try:
-                while view:
-                    try:
-                        view = view[os.write(copy, view) :]
-                    except BlockingIOError:
-                        ready = loop.create_future()
-                        loop.add_writer(copy, lambda ready=ready: ready.done() or ready.set_result(None))
-                        try:
-                            await ready
-                        finally:
-                            loop.remove_writer(copy)
-            finally:
-                os.close(copy)
-
-    async def close_stdin(self) -> None:
-        if self._stdin >= 0:
-            os.close(self.take_stdin())
-
-    async def readline(self) -> bytes:
-        """Next line of standard output, b'' at the end."""
-        assert self._reader is not None, "only spawned processes have line streams"
-        return await self._reader.readline()
-
-    async def read_exactly(self, size: int) -> bytes:
-        """Exactly `size` bytes of standard output; raises asyncio.IncompleteReadError at its end."""
-        assert self._reader is not None, "only spawned processes have line streams"
-        return await self._reader.readexactly(size)
-
-    async def kill(self) -> None:
-        """Kill the process and everything it started; `wait` then reports `cancelled`."""
-        self._hang_up()
-
-    def _hang_up(self) -> None:
-        with contextlib.suppress(OSError):
-            self._status.sock.shutdown(socket.SHUT_WR)
-
-    async def wait(self) -> ExecResult:
-        """The result; cancelling this call kills the process."""
-        async with self._waiting:
-            if self._result is None:
-                try:
-                    self._result = await self._wait()
-                finally:
-                    self.release()
-            return self._result
-
-    async def _wait(self) -> ExecResult:
-        limit = None if self._timeout is None else self._timeout + GRACE_SECONDS
-        try:
-            async with asyncio.timeout(limit):
-                report = await self._status.receive()
-        except TimeoutError:
-            await self._sandbox.abandon()
-            report = None
-        duration = time.monotonic() - self._started
-        await self._drain()
-        rose = await self._sandbox.counters_since(self._before)
-        outcome, code, number = _outcome(report, rose, lost=not self._sandbox.alive)
-        return ExecResult(
-            outcome=outcome,
-            exit_code=code,
-            signal=number,
-            stdout=self._out.take() if self._out else b"",
-            stderr=self._err.take(),
-            stdout_total=self._out.total if self._out else 0,
-            stderr_total=self._err.total,
-            duration_s=duration,
-            peak_memory=report.get("maxrss") if report else None,
-        )
-
-    async def _drain(self) -> None:
-        """Wait for the pipes' ends, or for silence if a background process holds them."""
-        loop = asyncio.get_running_loop()
-        ends = [each for each in (self._out, self._err) if each is not None]
-        began = loop.time()
-        while waiting := [each.ended for each in ends if not each.ended.done()]:
-            now = loop.time()
-            quiet = now - max(began, *(each.last_data for each in ends))
-            if quiet >= DRAIN_SECONDS or now - began >= DRAIN_MAX_SECONDS:
-                return
-            await asyncio.wait(waiting, timeout=DRAIN_SECONDS - quiet)
-
-    def release(self) -> None:
-        """Give up everything but the draining of pipes that background processes still hold; idempotent."""
-        self._sandbox.forget(self)
-        self._hang_up()
-        self._status.close()
-        if self._stdin >= 0:
-            os.close(self.take_stdin())
-        if self._transport is not None:
-            self._transport.close()
-        for collector in (self._out, self._err):
-            if collector is not None and not collector.ended.done():
-                collector.discard()
-                self._sandbox.keep_draining(collector)
-
-
-def _outcome(
-    report: dict[str, Any] | None, rose: set[str], *, lost: bool
-) -> tuple[Outcome, int | None, int | None]:
-    """(outcome, exit code, signal) from the monitor's report and the limits that were hit meanwhile."""
-    if report is None:
-        return (Outcome.OOM if "oom" in rose and not lost else Outcome.LOST), None, None
-    if "error" in report:
-        return Outcome.PIDS, None, None
-    code, number = report["exit"], report["signal"]
-    if report["reason"] == "timeout":
-        return Outcome.TIMEOUT, None, number
-    if report["reason"] == "killed":
-        return Outcome.CANCELLED, None, number
-    if code == 0:
-        return Outcome.EXITED, 0, None
-    if "oom" in rose:
-        return Outcome.OOM, code, number
-    if "pids" in rose:
-        return Outcome.PIDS, code, number
-    if report["disk_full"]:
-        return Outcome.DISK, code, number
-    return (Outcome.SIGNALED if number is not None else Outcome.EXITED), code, number

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
-import time
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +16,7 @@ def capabilities(hello: dict[str, Any]) -> Capabilities:
     missing: list[str] = []
     if not groups["memory"]:
         missing.append(
-            f"memory of the whole sandbox (only RLIMIT_AS per process): {groups['reasons'].get('memory')}"
+            f"memory of the whole sandbox (only RLIMIT_DATA per process): {groups['reasons'].get('memory')}"
         )
     if not groups["pids"]:
         missing.append(f"processes (only RLIMIT_NPROC of the agent): {groups['reasons'].get('pids')}")
@@ -43,11 +41,14 @@ def explain(reply: dict[str, Any] | None) -> str:
     text = str(reply["error"])
     number = reply.get("errno")
     if "overlay" in text and number in (errno.ENODEV, errno.EPERM):
-        return f"this kernel has no overlay mounts for us ({text}); load the module `overlay` or use Linux 5.11+"
+        return (
+            f"this kernel has no overlay mounts for us ({text}); load the module `overlay` or use Linux 5.11+"
+        )
     if number in (errno.EMFILE, errno.ENFILE):
         return f"too many open files ({text}); raise `ulimit -n`"
     if number == errno.ENOSPC:
-        return f"a kernel limit on namespaces or control groups is reached ({text}); close sandboxes or raise user.max_*_namespaces"
+        limit = "a kernel limit on namespaces or control groups is reached"
+        return f"{limit} ({text}); close sandboxes or raise the sysctls user.max_*_namespaces"
     return f"cannot set up a sandbox here: {text}"
 
 
@@ -62,23 +63,13 @@ def start_time(pid: int) -> int | None:
 
 
 def is_running(pid: int, started: int | None) -> bool:
-    return started is not None and start_time(pid) == started
-
-
-def remove_groups(folders: list[Path]) -> None:
-    """Kill what still lives in the given control groups and remove them."""
-    for folder in folders:
-        for _ in range(200):
-            try:
-                pids = (folder / "cgroup.procs").read_text().split()
-            except OSError:
-                break
-            for pid in pids:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(int(pid), 9)
-            try:
-                folder.rmdir()
-            except OSError:
-                time.sleep(0.005)
-            else:
-                break
+    """Whether the process of that pid and start still lives (where there is no /proc: any of that pid)."""
+    if started is not None:
+        return start_time(pid) == started
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

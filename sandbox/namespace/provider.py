@@ -28,14 +28,14 @@ from sandbox.base import (
 from sandbox.images import ImageManifest, ImageStore, default_store
 from sandbox.namespace import buildnet, probe
 from sandbox.namespace.channel import Channel
-from sandbox.namespace.counters import Counters
 from sandbox.namespace.handle import NamespaceSandbox
 from sandbox.node import wire
 
 ROOT = Path(__file__).resolve().parents[2]
 START_SECONDS = 30.0
 _BOOT = (
-    "import sys; sys.path.insert(0, {root!r}); from sandbox.node import zygote; sys.path.pop(0); zygote.main()"
+    "import sys; sys.path.insert(0, {root!r}); "
+    "from sandbox.node import zygote; sys.path.pop(0); zygote.main()"
 )
 
 
@@ -107,7 +107,8 @@ class NamespaceProvider:
         return self._channel
 
     def _events(self) -> None:
-        assert self._channel is not None and self._loop is not None
+        assert self._channel is not None
+        assert self._loop is not None
         open_end = self._channel.feed()
         while (event := self._channel.pop()) is not None:
             if event["event"] == "dead":
@@ -116,7 +117,11 @@ class NamespaceProvider:
             self._loop.remove_reader(self._channel.sock)
             self._channel.close()
             self._channel = self._capabilities = None
-            for id in list(self._live):
+            if self._nodelet is not None:
+                self._nodelet.kill()  # it has closed its socket: it is dead or about to be
+                self._nodelet.wait()
+                self._nodelet = None
+            for id in [*self._live, *self._dying]:
                 self._bury(id)
 
     def _bury(self, id: str) -> None:
@@ -153,7 +158,7 @@ class NamespaceProvider:
             inner.close()
             await self.kill(id)
             raise SandboxUnavailable(probe.explain(reply))
-        sandbox = NamespaceSandbox(self, id, spec, environment, inner, self._counters(name))
+        sandbox = NamespaceSandbox(self, id, spec, environment, inner, single_id=request["single_id"])
         self._live[id] = sandbox
         return sandbox
 
@@ -191,14 +196,10 @@ class NamespaceProvider:
     def _rlimits(self, spec: SandboxSpec) -> dict[str, int]:
         limits = {"RLIMIT_NOFILE": 4096}
         if not self._groups["memory"]:
-            limits["RLIMIT_AS"] = spec.memory_mb << 20
+            limits["RLIMIT_DATA"] = spec.memory_mb << 20
         if not self._groups["pids"]:
             limits["RLIMIT_NPROC"] = spec.pids
         return limits
-
-    def _counters(self, name: str) -> Counters:
-        memory, pids = self._groups["memory"], self._groups["pids"]
-        return Counters(Path(memory) / name if memory else None, Path(pids) / name if pids else None)
 
     def is_dead(self, id: str) -> bool:
         return id in self._dead or self._channel is None
@@ -207,16 +208,22 @@ class NamespaceProvider:
         """Kill a sandbox's init, and wait until the nodelet has removed what was its."""
         self._live.pop(id, None)
         if not self.is_dead(id):
-            channel = self._attach_loop()
-            future = self._dying.setdefault(id, asyncio.get_running_loop().create_future())
-            with contextlib.suppress(OSError):
-                await channel.send({"op": "kill", "id": id})
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(START_SECONDS):
-                    await asyncio.shield(future)
-            self._dying.pop(id, None)
+            await self._ask({"op": "kill", "id": id})
         self._dead.discard(id)
         (self.images.root / "run" / f"{id}.json").unlink(missing_ok=True)
+
+    async def _ask(self, message: dict[str, Any]) -> None:
+        """Send a request about one sandbox and wait for the event that it is gone."""
+        channel = self._attach_loop()
+        id: str = message["id"]
+        future = self._dying.setdefault(id, asyncio.get_running_loop().create_future())
+        with contextlib.suppress(OSError):
+            await channel.send(message)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(START_SECONDS):
+                await asyncio.shield(future)
+        self._dying.pop(id, None)
+        self._dead.discard(id)
 
     def import_snapshot(self, parent: str, tar: bytes, note: str) -> str:
         """Store an upper layer's tar on top of `parent`."""
@@ -263,7 +270,8 @@ class NamespaceProvider:
         count = 0
         for record in self._records(owner):
             if not probe.is_running(record["nodelet"], record["nodelet_start"]):
-                probe.remove_groups([Path(parent) / record["group"] for parent in record["groups"]])
+                folders = [f"{parent}/{record['group']}" for parent in record["groups"]]
+                await self._ask({"op": "sweep", "id": record["id"], "folders": folders})
                 (self.images.root / "run" / f"{record['id']}.json").unlink(missing_ok=True)
                 count += 1
         return count

@@ -6,7 +6,9 @@ Every value is read back after it was written: a limit that did not take is not 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import signal
 import time
 from dataclasses import dataclass, field
 from typing import Any
@@ -35,6 +37,19 @@ class Group:
     def add(self, pid: int) -> None:
         for folder in self.folders:
             _write(f"{folder}/cgroup.procs", str(pid))
+
+    def watch(self) -> dict[str, tuple[int, str]]:
+        """Open the counters of hit limits: name -> (descriptor, key of the line that counts)."""
+        found: dict[str, tuple[int, str]] = {}
+        for name, folder, files, key in (
+            ("oom", self.memory, ("memory.events", "memory.oom_control"), "oom_kill"),
+            ("pids", self.pids, ("pids.events",), "max"),
+        ):
+            for file in files:
+                if folder and os.path.exists(f"{folder}/{file}"):
+                    found[name] = (os.open(f"{folder}/{file}", os.O_RDONLY | os.O_CLOEXEC), key)
+                    break
+        return found
 
     def remove(self) -> None:
         """Remove the folders; what was in them is already dead, but its exit may lag a little."""
@@ -75,7 +90,10 @@ class Groups:
                 else:
                     parents[controller] = _prepare_v2(own.get("", "/"), controller)
                     version = 2
+                if not os.access(parents[controller] or "", os.W_OK):
+                    raise PermissionError(errno.EACCES, "belongs to another user", parents[controller])
             except OSError as error:
+                parents[controller] = None
                 reasons[controller] = f"{error.strerror or error} ({error.filename or 'cgroup'})"
         return cls(version, parents["memory"], parents["pids"], reasons)
 
@@ -117,6 +135,28 @@ class Groups:
                 _limit(folder, "memory.swap.max", 0)
             with contextlib.suppress(OSError):
                 _write(f"{folder}/memory.oom.group", "0")
+
+
+def sweep(folders: list[str]) -> None:
+    """Kill what still lives in the given folders of dead sandboxes and remove them."""
+    for folder in folders:
+        try:
+            pids = _read(f"{folder}/cgroup.procs").split()
+        except OSError:
+            continue
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(pid), signal.SIGKILL)
+        Group([folder]).remove()
+
+
+def count(fd: int, key: str) -> int:
+    """The number behind `key` in an open counter file."""
+    for line in os.pread(fd, 4096, 0).decode().splitlines():
+        name, _, value = line.partition(" ")
+        if name == key:
+            return int(value)
+    return 0
 
 
 def _limit(folder: str, name: str, value: int) -> None:

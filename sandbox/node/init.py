@@ -16,7 +16,7 @@ import struct
 import sys
 from typing import Any
 
-from sandbox.node import fileops, monitor, privileges, rootfs, wire
+from sandbox.node import children, fileops, monitor, privileges, rootfs, wire
 from sandbox.node import syscalls as sc
 
 SIOCSIFFLAGS = 0x8914
@@ -31,6 +31,7 @@ class Init:
         self.spec = spec
         self.client = client
         self.upper = upper
+        self.monitors: set[int] = set()
         self.guests: list[socket.socket] = []
         """Further clients (attach); the sandbox outlives them."""
 
@@ -42,8 +43,8 @@ class Init:
         while True:
             for fd, _ in poll.poll():
                 if fd == wake:
-                    os.read(wake, 4096)
-                    monitor.reap_all()
+                    children.drain(wake)
+                    self._reap()
                 elif fd == control.fileno():
                     _, fds = wire.receive(control)
                     if not fds:
@@ -62,6 +63,14 @@ class Init:
                         sock.close()
                     else:
                         self._start(message, fds)
+
+    def _reap(self) -> None:
+        for pid, status, _ in children.reap_all():
+            if pid in self.monitors:
+                self.monitors.discard(pid)
+                if os.WIFSIGNALED(status):  # an agent that may signal its monitor did: nothing may escape
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(-1, signal.SIGKILL)
 
     def _guest(self, fd: int) -> socket.socket:
         return next(sock for sock in self.guests if sock.fileno() == fd)
@@ -94,6 +103,7 @@ class Init:
                 code = 0
             finally:
                 os._exit(code)
+        self.monitors.add(pid)
         status.close()
         for fd in fds[1:]:
             os.close(fd)
@@ -131,15 +141,11 @@ def run(spec: dict[str, Any], client: socket.socket, control: socket.socket) -> 
     except OSError as error:
         wire.send(client, {"error": str(error), "errno": error.errno or 0})
         return
-    read_end, write_end = os.pipe()
-    os.set_blocking(read_end, False)
-    os.set_blocking(write_end, False)
-    signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
-    signal.signal(signal.SIGCHLD, lambda *_: None)
+    wake = children.wake_fd()
     null = os.open("/dev/null", os.O_RDWR)
     for fd in (0, 1, 2):
         os.dup2(null, fd)
     sys.stdin = sys.stdout = sys.stderr = None
     os.chdir("/")
     wire.send(client, {"ready": True})
-    Init(spec, client, upper).loop(read_end, control)
+    Init(spec, client, upper).loop(wake, control)

@@ -17,33 +17,18 @@ import socket
 import time
 from typing import Any
 
-from sandbox.node import privileges, wire
+from sandbox.node import cgroups, children, privileges, wire
 from sandbox.node import syscalls as sc
 
 KILL_SECONDS = 5.0
-
-
-def reap_all() -> list[tuple[int, int, Any]]:
-    """Collect every dead child: (pid, status, usage)."""
-    dead: list[tuple[int, int, Any]] = []
-    while True:
-        try:
-            pid, status, usage = os.wait4(-1, os.WNOHANG)
-        except ChildProcessError:
-            return dead
-        if pid == 0:
-            return dead
-        dead.append((pid, status, usage))
 
 
 def run(spec: dict[str, Any], request: dict[str, Any], status: socket.socket, pipes: list[int]) -> None:
     """Serve one exec request: pipes are stdin, stdout, stderr of the command."""
     sc.prctl(sc.PR_SET_CHILD_SUBREAPER, 1)
     sc.prctl(sc.PR_SET_DUMPABLE, 0)
-    wake, write_end = os.pipe()
-    os.set_blocking(wake, False)
-    os.set_blocking(write_end, False)
-    signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
+    before = _events(spec)
+    wake = children.wake_fd()
     try:
         child = os.fork()
     except OSError as error:
@@ -53,10 +38,29 @@ def run(spec: dict[str, Any], request: dict[str, Any], status: socket.socket, pi
         _become(spec, request, pipes)
     for fd in pipes:
         os.close(fd)
-    _watch(child, request.get("timeout"), status, wake)
+    ended, reason = _watch(child, request.get("timeout"), status, wake)
+    report = _report(ended, reason)
+    report["hit"] = [name for name, value in _events(spec).items() if value > before[name]]
+    with contextlib.suppress(OSError):
+        wire.send(status, report)
+    status.close()
+    while not reason:  # reap background processes until none is left
+        children.reap_all()
+        try:
+            os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
+        except ChildProcessError:
+            return
 
 
-def _watch(child: int, timeout: float | None, status: socket.socket, wake: int) -> None:
+def _events(spec: dict[str, Any]) -> dict[str, int]:
+    """How often the sandbox hit its limits so far."""
+    return {name: cgroups.count(fd, key) for name, (fd, key) in spec["events"].items()}
+
+
+def _watch(
+    child: int, timeout: float | None, status: socket.socket, wake: int
+) -> tuple[tuple[int, Any] | None, str]:
+    """Wait for the direct child; (its status and usage, "" or why everything was killed)."""
     deadline = None if timeout is None else time.monotonic() + timeout
     poll = select.poll()
     poll.register(wake, select.POLLIN)
@@ -67,8 +71,8 @@ def _watch(child: int, timeout: float | None, status: socket.socket, wake: int) 
         left = None if deadline is None else max(0.0, deadline - time.monotonic()) * 1000 + 1
         events = dict(poll.poll(left))
         if wake in events:
-            _drain(wake)
-        for pid, code, usage in reap_all():
+            children.drain(wake)
+        for pid, code, usage in children.reap_all():
             if pid == child:
                 ended = (code, usage)
         if ended is None and status.fileno() in events and not _answer(status, child):
@@ -78,23 +82,7 @@ def _watch(child: int, timeout: float | None, status: socket.socket, wake: int) 
     if reason:
         gone = kill_tree()
         ended = next(((code, usage) for pid, code, usage in gone if pid == child), None)
-    report = _report(ended, reason)
-    with contextlib.suppress(OSError):
-        wire.send(status, report)
-    poll.unregister(status.fileno())
-    status.close()
-    while not reason:  # reap background processes until none is left
-        reap_all()
-        try:
-            os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
-        except ChildProcessError:
-            return
-
-
-def _drain(fd: int) -> None:
-    with contextlib.suppress(BlockingIOError):
-        while os.read(fd, 4096):
-            pass
+    return ended, reason
 
 
 def _answer(status: socket.socket, child: int) -> bool:
@@ -171,12 +159,12 @@ def kill_tree() -> list[tuple[int, int, Any]]:
             continue
         for pid in alive:
             _signal(pid, signal.SIGKILL)
-        dead += reap_all()
+        dead += children.reap_all()
         if not descendants():
-            return dead + reap_all()
+            return dead + children.reap_all()
         time.sleep(0.001)
     os.kill(-1, signal.SIGKILL)  # everything in the sandbox but init: nothing may outlive its timeout
-    return dead + reap_all()
+    return dead + children.reap_all()
 
 
 def _signal(pid: int, number: int) -> None:

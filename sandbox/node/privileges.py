@@ -43,6 +43,7 @@ def drop(spec: dict[str, Any], user: str) -> None:
 def _single_agent() -> None:
     """Only one id is mapped: the agent is the same user in a user namespace of its own, without rights."""
     sc.unshare(sc.CLONE_NEWUSER)
+    sc.prctl(sc.PR_SET_DUMPABLE, 1)  # or /proc/self would belong to the host's root
     for name, text in (("setgroups", "deny"), ("uid_map", f"{AGENT} 0 1"), ("gid_map", f"{AGENT} 0 1")):
         with open(f"/proc/self/{name}", "w") as file:
             file.write(text)

@@ -40,7 +40,10 @@ def build(spec: dict[str, Any]) -> int:
     _proc(root, masked=not spec["nested"])
     for source, name in spec["run_binds"]:
         target = f"{root}/run/{name}"
-        _touch(target)
+        if os.path.isdir(source):
+            os.makedirs(target)
+        else:
+            _touch(target)
         _bind_read_only(source, target)
     for source, target in spec["etc_binds"]:
         _bind_read_only(source, root + target)
@@ -98,7 +101,9 @@ def _devices(root: str) -> None:
         os.symlink(target, f"{dev}/{name}")
     os.mkdir(f"{dev}/pts")
     os.mkdir(f"{dev}/shm")
-    sc.mount("devpts", f"{dev}/pts", "devpts", sc.MS_NOSUID | sc.MS_NOEXEC, "newinstance,ptmxmode=0666,mode=620")
+    sc.mount(
+        "devpts", f"{dev}/pts", "devpts", sc.MS_NOSUID | sc.MS_NOEXEC, "newinstance,ptmxmode=0666,mode=620"
+    )
     sc.mount(f"{os.path.dirname(root)}/shm", f"{dev}/shm", None, sc.MS_BIND)
     sc.mount(None, dev, None, sc.MS_REMOUNT | sc.MS_BIND | sc.MS_RDONLY | sc.MS_NOSUID | sc.MS_NOEXEC)
 

@@ -74,14 +74,15 @@ def _check(result: int, what: str) -> int:
     return result
 
 
+def _bytes(text: str | None) -> bytes | None:
+    return None if text is None else os.fsencode(text)
+
+
 def mount(
     source: str | None, target: str, kind: str | None = None, flags: int = 0, data: str | None = None
 ) -> None:
     """mount(2)."""
-    encode = lambda text: None if text is None else os.fsencode(text)  # noqa: E731
-    result = _libc.mount(
-        encode(source), encode(target), encode(kind), ctypes.c_ulong(flags), encode(data)
-    )
+    result = _libc.mount(_bytes(source), _bytes(target), _bytes(kind), ctypes.c_ulong(flags), _bytes(data))
     _check(result, f"mount {kind or source} on {target}")
 
 

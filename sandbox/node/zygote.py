@@ -15,8 +15,10 @@ import socket
 import sys
 from typing import Any
 
-from sandbox.node import cgroups, init, wire
+from sandbox.node import cgroups, children, host, init, wire
 from sandbox.node import syscalls as sc
+
+PARENT_CHECK_MS = 1000
 
 
 class Zygote:
@@ -41,18 +43,18 @@ class Zygote:
         }
 
     def loop(self) -> None:
-        wake, write_end = os.pipe()
-        os.set_blocking(wake, False)
-        os.set_blocking(write_end, False)
-        signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
-        signal.signal(signal.SIGCHLD, lambda *_: None)
+        wake = children.wake_fd()
         poll = select.poll()
         poll.register(self.control.fileno(), select.POLLIN)
         poll.register(wake, select.POLLIN)
+        parent = os.getppid()
         while True:
-            ready = [fd for fd, _ in poll.poll()]
+            ready = [fd for fd, _ in poll.poll(PARENT_CHECK_MS)]
+            if os.getppid() != parent:  # our client died, but a child of his still holds the socket
+                self.shut_down()
+                return
             if wake in ready:
-                os.read(wake, 4096)
+                children.drain(wake)
                 self.reap()
             if self.control.fileno() in ready:
                 try:
@@ -67,6 +69,9 @@ class Zygote:
     def handle(self, message: dict[str, Any], fds: list[int]) -> None:
         if message["op"] == "create":
             self.create(message, fds[0])
+        elif message["op"] == "sweep":
+            cgroups.sweep(message["folders"])
+            self.tell({"event": "dead", "id": message["id"]})
         elif message["op"] == "kill":
             for pid, record in self.sandboxes.items():
                 if record["id"] == message["id"]:
@@ -79,7 +84,10 @@ class Zygote:
         group = None
         try:
             group = self.groups.make(spec["name"], spec["memory_bytes"], spec["pids"])
+            spec["events"] = group.watch()
             pid = self._fork(spec, client, ours, theirs)
+            for fd, _ in spec["events"].values():
+                os.close(fd)
         except OSError as error:
             if group is not None:
                 group.remove()
@@ -134,13 +142,7 @@ class Zygote:
         _put(f"/proc/{pid}/gid_map", text or f"0 {os.getegid()} 1")
 
     def reap(self) -> None:
-        while True:
-            try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                return
-            if pid == 0:
-                return
+        for pid, status, _ in children.reap_all():
             record = self.sandboxes.pop(pid, None)
             if record is not None:
                 record["control"].close()
@@ -212,6 +214,7 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)
     control = socket.socket(fileno=int(sys.argv[1]))
     os.umask(0o022)
+    host.settle()
     zygote = Zygote(control, sys.argv[2])
     wire.send(control, zygote.hello())
     gc.collect()

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import importlib.metadata
 import io
 import os
 import subprocess
 import tarfile
+import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -135,3 +137,17 @@ def repository(folder: Path, states: Sequence[tuple[Mapping[str, str], str]]) ->
         git("add", "-A")
         git("commit", "-q", "-m", message)
     return folder
+
+
+def local_wheels(root: Path, names: Sequence[str] = ("pytest", "pluggy", "iniconfig", "packaging", "pygments")) -> str:
+    """A simple index of wheels, zipped from packages of the running interpreter. Its file:// address."""
+    releases: dict[str, list[tuple[str, bytes]]] = {}
+    for name in names:
+        distribution = importlib.metadata.distribution(name)
+        buffer = io.BytesIO()
+        with zipfile.ZipFile(buffer, "w") as archive:
+            for file in distribution.files or []:
+                if file.parts[0] != ".." and file.suffix != ".pyc":
+                    archive.writestr(zipfile.ZipInfo(file.as_posix()), file.locate().read_bytes())
+        releases[name] = [(f"{name}-{distribution.version}-py3-none-any.whl", buffer.getvalue())]
+    return simple_index(root, releases)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 
 import pytest
@@ -9,15 +10,16 @@ import pytest
 from catalog.blobs import Blobs, blob_ref
 from catalog.models import TestStatus
 from envfactory.bugs import Bug, BugConfig, propose
-from envfactory.candidates import CandidateConfig, choose, demonstration, draw
+from envfactory.candidates import CandidateConfig, choose, demonstration, draw, fit_weights
 from envfactory.repair import (
     BuggyWorkspace,
     RepairConfig,
     Search,
     localise,
     ochiai,
+    record,
     repair,
-    right_operators,
+    restore,
     traceback_lines,
 )
 from tests.envfactory.tiny import FILES, TinyRunner
@@ -52,6 +54,8 @@ async def test_a_bug_is_found_and_the_search_is_written_down() -> None:
     assert [s["action"] for s in steps] == ["try"] * len(search.tries) + ["submit"]
     assert steps[-1]["index"] == search.found
     assert search == await repair(task, TinyRunner(files))
+    written = json.loads(json.dumps(record(search)))
+    assert restore(written, task) == search
     other = await repair(task, TinyRunner(files), RepairConfig(seed=5))
     assert [c.key for c in other.pool] != [c.key for c in search.pool]
     serial = await repair(task, TinyRunner(files), RepairConfig(parallel=1))
@@ -102,7 +106,7 @@ async def sets(blobs: Blobs) -> list[tuple[Search, object, Bug, int]]:
     for bug, files, failing in await bugs():
         task = problem(files, failing[:1])
         searched.append((bug, files, failing, task, await repair(task, TinyRunner(files))))
-    frequency = right_operators([s for *_, s in searched])
+    weights = fit_weights({f"task-{i}": s for i, (*_, s) in enumerate(searched)})
     for number, (bug, files, _, task, search) in enumerate(searched):
 
         async def judge(changed: Mapping[str, bytes | None], files: dict[str, str] = files) -> bool:
@@ -110,7 +114,7 @@ async def sets(blobs: Blobs) -> list[tuple[Search, object, Bug, int]]:
             return all(s is TestStatus.PASSED for s in run.tests.values())
 
         runner = TinyRunner(files)
-        chosen = await choose(f"task-{number}", task, search, runner, judge, blobs, frequency)
+        chosen = await choose(f"task-{number}", task, search, runner, judge, blobs, weights)
         found.append((search, chosen, bug, runner.runs))
     return found
 

@@ -214,9 +214,13 @@ def test_folders_that_are_no_use_are_told_why(tmp_path: Path) -> None:
 
 
 def test_a_folder_appears_whole_or_not_at_all(tmp_path: Path) -> None:
-    with pytest.raises(KeyboardInterrupt), new_folder(tmp_path / "d/final") as folder:
-        (folder / "half").write_text("x")
-        raise KeyboardInterrupt
+    def interrupted() -> None:
+        with new_folder(tmp_path / "d/final") as folder:
+            (folder / "half").write_text("x")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
     assert list((tmp_path / "d").iterdir()) == []
     for text in ("first", "second"):
         with new_folder(tmp_path / "d/final") as folder:

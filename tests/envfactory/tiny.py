@@ -110,6 +110,7 @@ class Run:
     messages: dict[str, str] = field(default_factory=dict)
     outcome: str = "finished"
     duration_s: float = 0.001
+    tampered: tuple[str, ...] = ()
     functions: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
 

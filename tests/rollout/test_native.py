@@ -87,6 +87,22 @@ async def test_samples_of_a_prompt_are_forked_and_equal_those_computed_apart():
     assert len({tuple(ids(done)) for done in forked}) == 4
 
 
+async def test_more_groups_than_prefix_slots_wait_a_step_and_still_share():
+    async with Opened(slots=12, prefix_slots=2) as engine:
+        prompts = [[*PROMPT, place] for place in range(60, 66)]
+        done = await asyncio.gather(
+            *(
+                engine.generate(request(prompt, seed=seed, prefix=len(prompt)))
+                for prompt in prompts
+                for seed in range(2)
+            )
+        )
+        assert engine.stats().prefill_tokens == sum(map(len, prompts))
+    async with Opened() as engine:
+        apart = [await engine.generate(request(p, seed=seed)) for p in prompts for seed in range(2)]
+    assert [ids(one) for one in done] == [ids(one) for one in apart]
+
+
 async def test_a_shared_prefix_may_be_shorter_than_the_prompt():
     async with Opened() as engine:
         first, second = await asyncio.gather(

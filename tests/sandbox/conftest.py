@@ -1,4 +1,4 @@
-"""Real sandboxes on this host. The image store lives as long as the session, a provider as long as its test."""
+"""Real sandboxes on this host. The image store lives as long as the session, a provider as its test."""
 
 from __future__ import annotations
 

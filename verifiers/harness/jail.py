@@ -15,7 +15,7 @@ import shutil
 import socket
 import stat
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 libc = ctypes.CDLL(None, use_errno=True)
@@ -125,6 +125,26 @@ def copy_tree(source: str, target: str, uid: int, gid: int) -> None:
             else:
                 continue
             os.chown(goal, uid, gid, follow_symlinks=False)
+
+
+def protect(root: str, paths: Iterable[str]) -> None:
+    """Make files below `root` unchangeable for the agent, who may still add others beside them.
+
+    The files and every folder above them belong to root, and those folders are sticky: there, a user can
+    neither write, rename nor remove what belongs to somebody else.
+    """
+    folders: set[str] = set()
+    for path in paths:
+        full = f"{root}/{path}"
+        if not os.path.lexists(full):
+            continue
+        os.chown(full, 0, 0, follow_symlinks=False)
+        while full != root:
+            full = os.path.dirname(full)
+            folders.add(full)
+    for folder in folders:
+        os.chown(folder, 0, 0)
+        os.chmod(folder, 0o1777)
 
 
 def enter(workdir: str, home: str, uid: int, gid: int, disk_mb: int) -> None:

@@ -8,16 +8,18 @@ before foreign code is imported. What an attacker in the same process can still 
 from __future__ import annotations
 
 import functools
+import importlib
 import inspect
 import os
 import sys
 import types
 import unittest
 import unittest.case
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pytest
+from _pytest.config import default_plugins
 from _pytest.unittest import TestCaseFunction
 
 from verifiers.harness.folding import FAILED, PASSED, SKIPPED, SUBTEST, XFAIL
@@ -46,6 +48,16 @@ def codes(function: Any) -> tuple[types.CodeType, ...]:
             found.append(code)
         function = getattr(function, "__wrapped__", None)
     return tuple(found)
+
+
+def nested(code: types.CodeType) -> set[types.CodeType]:
+    """A code object and all code objects inside of it."""
+    found, todo = {code}, [code]
+    while todo:
+        inner = [c for c in todo.pop().co_consts if isinstance(c, types.CodeType)]
+        found.update(inner)
+        todo += inner
+    return found
 
 
 class Integrity:
@@ -124,8 +136,14 @@ class Tracer:
 class Reporter:
     """The pytest plugin. Holds no list of results: what is reported is gone from this process."""
 
-    def __init__(self, send: Send, workdir: str, trace: bool) -> None:
-        self._send = send
+    def __init__(
+        self, send: Send, workdir: str, known: Mapping[str, types.CodeType], trace: bool
+    ) -> None:
+        """`known`: path of a test file -> its module's code, compiled from the clean source."""
+        self.workdir = workdir
+        self.send = send
+        self._known = known
+        self._nested: dict[str, set[types.CodeType]] = {}
         self._prefix = workdir.rstrip("/") + "/"
         self._tracer = Tracer() if trace else None
         self._index: dict[int, int] = {}
@@ -139,11 +157,25 @@ class Reporter:
         for index, item in enumerate(session.items):
             self._index[id(item)] = index
             self._tests.add(str(item.path))
-            self._send(Kind.COLLECTED, index, self._has_function(item), encode(item.nodeid))
+            self.send(Kind.COLLECTED, index, self._has_function(item), encode(item.nodeid))
             if isinstance(item, pytest.Function):
                 self._codes[index] = codes(item.function)
+                if not self._is_genuine(item):
+                    self.send(Kind.PATCHED, 0, 0, encode(f"{item.nodeid} is not the code of its file"))
         self.collected = True
-        self._send(Kind.READY, len(session.items), 0, b"")
+        self.send(Kind.READY, len(session.items), 0, b"")
+
+    def _is_genuine(self, item: pytest.Function) -> bool:
+        """False when the file's clean source has a function of that name and the item runs another one."""
+        path = str(item.path)
+        if path not in self._known:
+            return True
+        if path not in self._nested:
+            self._nested[path] = nested(self._known[path])
+        classes = [node.name for node in item.listchain() if isinstance(node, pytest.Class)]
+        name = ".".join((*classes, item.originalname))
+        named = {code for code in self._nested[path] if code.co_qualname == name}
+        return not named or not named.isdisjoint(codes(item.function))
 
     @staticmethod
     def _has_function(item: pytest.Item) -> int:
@@ -155,7 +187,7 @@ class Reporter:
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.outcome != "passed":
             text = encode(report.nodeid) + b"\0" + tail(report.longreprtext)
-            self._send(Kind.UNCOLLECTED, 0, int(report.outcome == "skipped"), text)
+            self.send(Kind.UNCOLLECTED, 0, int(report.outcome == "skipped"), text)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[Any]:
@@ -167,18 +199,18 @@ class Reporter:
             return (yield)
         finally:
             self._tracer.stop()
-            self._send(Kind.TRACE, self._current, 0, encode("\n".join(self._functions(self._tracer.seen))))
+            self.send(Kind.TRACE, self._current, 0, encode("\n".join(self._functions(self._tracer.seen))))
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Iterator[Any]:
         if isinstance(item, pytest.Function) and self._has_function(item):
             if codes(item.function) != self._codes.get(self._current):
-                self._send(Kind.PATCHED, 0, 0, encode(f"{item.nodeid} was replaced after collection"))
+                self.send(Kind.PATCHED, 0, 0, encode(f"{item.nodeid} was replaced after collection"))
             item.obj = self._watched(item.obj, self._current)
         return (yield)
 
     def _watched(self, function: Callable[..., Any], index: int) -> Callable[..., Any]:
-        send, returned = self._send, int(Kind.RETURNED)
+        send, returned = self.send, int(Kind.RETURNED)
         if inspect.iscoroutinefunction(function):
 
             @functools.wraps(function)
@@ -208,10 +240,10 @@ class Reporter:
                 return
             flag += SUBTEST
         text = b"" if report.outcome == "passed" else tail(report.longreprtext)
-        self._send(Kind.PHASE, self._current, flag, text)
+        self.send(Kind.PHASE, self._current, flag, text)
 
     def pytest_internalerror(self, excrepr: Any) -> None:
-        self._send(Kind.NOTE, 0, 0, tail(str(excrepr)))
+        self.send(Kind.NOTE, 0, 0, tail(str(excrepr)))
 
     def _functions(self, seen: set[types.CodeType]) -> set[str]:
         """`path::qualname` of the workspace's functions, tests and conftest files left out."""
@@ -233,21 +265,47 @@ def loaded(workdir: str) -> list[str]:
     return sorted(file for file in files if isinstance(file, str) and file.startswith(prefix))
 
 
-def run(send: Send, workdir: str, arguments: Sequence[str], plugins: Sequence[str], trace: bool) -> None:
+FIXED = (
+    *("-q", "--no-header", "--no-summary", "--color=no", "--tb=short"),
+    *("--continue-on-collection-errors", "--maxfail=0"),
+    *("-p", "no:cacheprovider", "-p", "no:pastebin", "-p", "no:stepwise"),
+    *("-p", "no:setuponly", "-p", "no:setupplan"),
+)
+LAZY = ("_pytest._argcomplete", "difflib", "pdb", "pprint", "tomllib", "xml.etree.ElementTree")
+
+
+def warm(folder: str) -> None:
+    """Import what pytest loads late, and fill its caches with a run over an empty test of our own."""
+    for name in (*(f"_pytest.{plugin}" for plugin in default_plugins), *LAZY):
+        importlib.import_module(name)
+    path = os.path.join(folder, "test_warm.py")
+    with open(path, "w") as file:
+        file.write("def test_warm():\n    assert 1\n")
+    saved, quiet = os.dup(1), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(quiet, 1)
+    pytest.main([*FIXED, "--rootdir", folder, "-c", os.devnull, path])
+    sys.stdout.flush()
+    os.dup2(saved, 1)
+    os.close(saved)
+    os.close(quiet)
+    os.unlink(path)
+    sys.modules.pop("test_warm", None)
+
+
+def run(
+    reporter: Reporter, integrity: Integrity, arguments: Sequence[str], plugins: Sequence[str]
+) -> None:
     """pytest over `arguments` with this process as the test process; ends with END."""
-    integrity = Integrity()
-    fixed = ["-p", "no:cacheprovider", "--rootdir", workdir, "--tb=short", "--continue-on-collection-errors"]
-    fixed += ["--maxfail=0", "-q", "--no-header", "--no-summary", "--color=no", f"--basetemp={tempdir()}"]
+    send = reporter.send
+    fixed = [*FIXED, "--rootdir", reporter.workdir, f"--basetemp={tempdir()}"]
     for plugin in plugins:
         fixed += ["-p", plugin]
-    reporter = Reporter(send, workdir, trace)
     code = pytest.main([*fixed, *arguments], plugins=[reporter])
     if code == pytest.ExitCode.USAGE_ERROR and not reporter.collected:
         # addopts of the repository may name plugins that the image does not have (coverage, xdist)
         send(Kind.NOTE, 0, 0, b"addopts of the repository were left out: pytest refused them")
-        reporter = Reporter(send, workdir, trace)
         code = pytest.main([*fixed, "-o", "addopts=", *arguments], plugins=[reporter])
-    send(Kind.LOADED, 0, 0, encode("\n".join(loaded(workdir))))
+    send(Kind.LOADED, 0, 0, encode("\n".join(loaded(reporter.workdir))))
     if names := integrity.altered():
         send(Kind.PATCHED, 0, 0, encode("replaced during the run: " + ", ".join(names[:8])))
     send(Kind.END, int(code), 0, b"")

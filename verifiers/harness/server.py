@@ -23,6 +23,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
+
 from verifiers.harness import folding, jail, memo, plugin, wire
 
 LINE = 32_000
@@ -68,7 +70,9 @@ class Server:
         self.settings = settings
         self.jobs: dict[int, Job] = {}
         self.memo = memo.CompileMemo()
+        plugin.warm(jail.FOLDER)
         self.memo.install()
+        self.integrity = plugin.Integrity()
         self._selector = selectors.DefaultSelector()
         self._own_pids = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
         self._input = bytearray()
@@ -124,6 +128,7 @@ class Server:
         return True
 
     def _start(self, request: dict[str, Any]) -> None:
+        self.memo.learn(self.settings.workdir, jail.BASE, self._test_files(request))
         key = secrets.token_bytes(32)
         results, results_in = os.pipe()
         output, output_in = os.pipe()
@@ -131,7 +136,7 @@ class Server:
         jail.unshare(jail.NEWPID)
         pid = os.fork()
         if pid == 0:
-            init(self.settings, request, key, results_in, output_in)
+            init(self, request, key, results_in, output_in)
         jail.setns(self._own_pids, jail.NEWPID)
         os.close(results_in)
         os.close(output_in)
@@ -149,6 +154,10 @@ class Server:
         for fd in (job.pidfd, results, output):
             os.set_blocking(fd, False)
             self._selector.register(fd, selectors.EVENT_READ, job)
+
+    def _test_files(self, request: dict[str, Any]) -> list[str]:
+        names = (argument.split("::")[0] for argument in request["arguments"])
+        return [f"{self.settings.workdir}/{name}" for name in names]
 
     def _event(self, job: Job, fd: int) -> None:
         if fd == job.pidfd:
@@ -209,9 +218,9 @@ INFRASTRUCTURE = 113
 """Exit code of a jail that could not be set up, before any foreign code ran."""
 
 
-def init(settings: Settings, request: dict[str, Any], key: bytes, results: int, output: int) -> None:
+def init(server: Server, request: dict[str, Any], key: bytes, results: int, output: int) -> None:
     """The first process of a jail. Waits for the test process, then takes everything down with it."""
-    code = INFRASTRUCTURE
+    code, settings = INFRASTRUCTURE, server.settings
     try:
         quiet = os.open("/dev/null", os.O_RDWR)
         os.dup2(quiet, 0)
@@ -225,7 +234,7 @@ def init(settings: Settings, request: dict[str, Any], key: bytes, results: int, 
         jail.enter(settings.workdir, settings.home, settings.uid, settings.gid, settings.limits.disk_mb)
         worker = os.fork()
         if worker == 0:
-            work(settings, request, key, channel)
+            work(server, request, key, channel)
         os.close(channel)
         jail.drop(0, 0)
         while True:
@@ -239,9 +248,9 @@ def init(settings: Settings, request: dict[str, Any], key: bytes, results: int, 
     os._exit(code)
 
 
-def work(settings: Settings, request: dict[str, Any], key: bytes, channel: int) -> None:
+def work(server: Server, request: dict[str, Any], key: bytes, channel: int) -> None:
     """The test process: an unprivileged user from here on."""
-    code = INFRASTRUCTURE
+    code, settings = INFRASTRUCTURE, server.settings
     try:
         jail.limit(settings.limits)
         jail.drop(settings.uid, settings.gid)
@@ -253,7 +262,13 @@ def work(settings: Settings, request: dict[str, Any], key: bytes, channel: int) 
         prepare_interpreter(settings)
         code = 1
         send = wire.sender(channel, key)
-        plugin.run(send, settings.workdir, request["arguments"], settings.plugins, request["trace"])
+        known = {
+            path: code
+            for (path, _), code in server.memo.tests.items()
+            if path.removeprefix(settings.workdir + "/") not in files
+        }
+        reporter = plugin.Reporter(send, settings.workdir, known, request["trace"])
+        plugin.run(reporter, server.integrity, request["arguments"], settings.plugins)
         code = 0
     except BaseException:
         traceback.print_exc()
@@ -270,6 +285,8 @@ def prepare_interpreter(settings: Settings) -> None:
     time.tzset()
     sys.path[:] = settings.path + [p for p in sys.path if p not in (jail.FOLDER, *settings.path)]
     sys.argv = ["pytest"]
+    # nothing is there and nobody can put something there: no forged .pyc is ever read
+    sys.pycache_prefix = jail.FOLDER + "/none"
     for name in [n for n in sys.modules if n.split(".")[0] == "verifiers"]:
         del sys.modules[name]
     sys.modules["__main__"] = type(sys)("__main__")
@@ -330,6 +347,7 @@ def configure(config: dict[str, Any]) -> Settings:
     for folder, names, files in os.walk(jail.BASE):
         for name in (*names, *files):
             os.chown(os.path.join(folder, name), uid, gid, follow_symlinks=False)
+    jail.protect(jail.BASE, config["base"])
     python_path = os.environ.get("VERIFIER_PYTHONPATH", "")
     path = [p for p in python_path.split(":") if p]
     if not path:
@@ -355,8 +373,6 @@ def configure(config: dict[str, Any]) -> Settings:
 def main() -> None:
     line = sys.stdin.buffer.readline()
     server = Server(configure(json.loads(line)))
-    import pytest
-
     reply(0, {"python": sys.version.split()[0], "pytest": pytest.__version__})
     server.serve()
 

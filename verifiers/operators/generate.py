@@ -43,8 +43,8 @@ def edits(
     """Every edit of `source` that parses and changes the syntax tree, in a fixed order: by function, then by
     place, then by operator.
 
-    `functions` limits them to the functions of these qualified names (the innermost function around an
-    edit counts), `operators` to these kinds. A file that does not parse has none. Two operators may give
+    `functions` limits them to the functions of these qualified names and what is nested in them, `operators`
+    to these kinds. A file that does not parse has none. Two operators may give
     the same text. Raises ValueError for an unknown operator.
     """
     unknown = set(operators or ()) - OPERATORS.keys()
@@ -63,12 +63,19 @@ def edits(
 def _outermost(source: str, wanted: Collection[str] | None) -> Iterator[FunctionSpan]:
     """Outermost functions that are wanted themselves or contain a wanted one."""
     for span in functions(source):
+        inside = f"{span.qualname}.<locals>."
         if span.top and (
-            wanted is None
-            or span.qualname in wanted
-            or any(name.startswith(f"{span.qualname}.<locals>.") for name in wanted)
+            _within(span.qualname, wanted) or any(name.startswith(inside) for name in wanted or ())
         ):
             yield span
+
+
+def _within(function: str, wanted: Collection[str] | None) -> bool:
+    """Wanted, or nested in a wanted one."""
+    if wanted is None:
+        return True
+    parts = function.split(".<locals>.")
+    return any(".<locals>.".join(parts[:n]) in wanted for n in range(1, len(parts) + 1))
 
 
 def _edits_of(
@@ -81,7 +88,7 @@ def _edits_of(
         (proposal.splices, order[op.name], op.name, proposal)
         for op in chosen
         for proposal in op.find(tree)
-        if wanted is None or proposal.function in wanted
+        if _within(proposal.function, wanted)
     ]
     checker = _Checker(tree)
     for splices, _, name, proposal in sorted(proposals, key=lambda p: (p[0][0].start, p[1], p[0])):

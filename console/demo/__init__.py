@@ -1,0 +1,1 @@
+"""`make demo`: a real package becomes audited tasks, an agent works on them, and the agent learns."""

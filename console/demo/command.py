@@ -1,0 +1,58 @@
+"""`posttrain demo`."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import App, Parameter
+
+from console.session import InSession
+
+app = App(name="demo", help="The whole job on one machine: a package becomes tasks, and an agent learns.")
+
+
+@app.default
+def demo(
+    *,
+    folder: Path = Path("runs/demo"),
+    source: str | None = None,
+    config: Annotated[Path | None, Parameter(alias="-c")] = None,
+    deterministic: Annotated[bool, Parameter(negative="")] = False,
+    dry_run: Annotated[bool, Parameter(negative="")] = False,
+    session: InSession,
+) -> None:
+    """Run the demo, or go on with one that was interrupted.
+
+    Parameters
+    ----------
+    folder
+        Where everything goes. A second run in the same folder goes on where the first one stopped.
+    source
+        Package or repository to make tasks of, instead of pypi:boltons.
+    config
+        TOML file with settings of the demo.
+    deterministic
+        Sequential rollout: slower, and every run ends in the same table.
+    dry_run
+        Print the resolved settings and stop.
+    """
+    from console.demo.config import DemoConfig
+
+    values: dict[str, Any] = tomllib.loads(config.read_text(encoding="utf-8")) if config else {}
+    if source is not None:
+        values["source"] = source
+    if deterministic:
+        values["deterministic"] = True
+    settings = DemoConfig.model_validate(values)
+    if dry_run:
+        print(json.dumps(settings.model_dump(mode="json"), indent=2))
+        return
+    from console.demo.run import run_demo
+    from console.progress import Stages
+
+    with Stages(file=session.log) as log:
+        summary = run_demo(settings, folder, log=log)
+    session.emit(summary, lambda: None)

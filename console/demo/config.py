@@ -1,0 +1,55 @@
+"""Settings of the demo. Budgets are steps and counts, not seconds, so that two runs do the same."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from envfactory.config import SynthConfig
+from model.train_config import OptimizerConfig, ScheduleConfig
+from opd.config import OpdConfig, TeacherConfig
+from rl.config import EffortConfig, RlConfig
+from rollout.config import EngineConfig, SamplingConfig, ServiceConfig
+from sft.config import SftConfig
+
+EFFORTS = (25, 100)
+
+
+def _gentle(steps: int) -> OptimizerConfig:
+    """AdamW that warms up and comes down over `steps`."""
+    schedule = ScheduleConfig(warmup=5, decay_from=steps // 3, decay_to=steps)
+    return OptimizerConfig(kind="adamw", lr=5e-4, weight_decay=0.0, schedule=schedule)
+
+
+class DemoConfig(BaseModel):
+    """The whole job; every part is the settings model of its room."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    source: str = "pypi:boltons"
+    seed: int = 0
+    deterministic: bool = False
+    """Sequential rollout on an exact engine: two runs end in the same table, killed in between or not."""
+    synth: SynthConfig = SynthConfig()
+    sft_share: float = Field(0.3, gt=0, le=0.3)
+    """Share of the training functions whose tasks SFT may see; RL has the others."""
+    variants: int = 24
+    """Demonstrations of one task."""
+    sft: SftConfig = SftConfig(steps=60, batch_samples=16, optimizer=_gentle(60))
+    wide: SftConfig = SftConfig(policy="flash-wide", steps=40, batch_samples=16, optimizer=_gentle(40))
+    """The second teacher: another width, fine-tuned on the same demonstrations."""
+    rl: RlConfig = RlConfig(
+        steps=20,
+        call_tokens={"try": 8.0},
+        effort=EffortConfig(efforts=EFFORTS, k0=0.3, length_norm=64.0, cap=0.3),
+        optimizer=OptimizerConfig(kind="adamw", lr=3e-4, weight_decay=0.0),
+    )
+    service: ServiceConfig = ServiceConfig(
+        in_flight=96, batch_prompts=8, samples=4, efforts=EFFORTS, max_staleness=2
+    )
+    engine: EngineConfig = EngineConfig(slots=96, max_tokens=640)
+    opd: OpdConfig = OpdConfig(teachers=(TeacherConfig(name="rl", policy="set by the demo"),), steps=8)
+    """Its teachers are those that the demo makes."""
+    sampling: SamplingConfig = SamplingConfig(temperature=1.0, top_p=0.95)
+    """Of evaluations."""
+    eval_effort: int = 100
+    eval_samples: int = 1

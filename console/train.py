@@ -1,0 +1,234 @@
+"""`posttrain train`: supervised, by reinforcement, or by distillation.
+
+    posttrain train sft runs/sft --trajectories runs/eval/rollout
+    posttrain train rl runs/rl --config examples/rl.toml --train.steps 40
+    posttrain train opd runs/opd --config examples/opd.toml --dry-run
+
+A run that was killed goes on with the same command.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import App, Parameter
+
+from console.session import InSession, Session, print_table
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+    from console.job_settings import OpdJob, RlJob, SftJob
+    from console.workshop import Workshop
+    from rollout.handover import OpenSamples
+    from rollout.samples import Speaker
+
+app = App(name="train", help="Turn trajectories and tasks into new weights.")
+
+Overrides = Annotated[str, Parameter(allow_leading_hyphen=True, show=False)]
+"""Tokens such as `--train.steps 40`, which win over the TOML file."""
+Config = Annotated[Path | None, Parameter(alias="-c")]
+Flag = Annotated[bool, Parameter(negative="")]
+
+
+@app.command
+def sft(
+    run: Path,
+    *settings: Overrides,
+    trajectories: list[Path],
+    config: Config = None,
+    dry_run: Flag = False,
+    session: InSession,
+) -> None:
+    """Supervised fine-tuning on trajectories with reward 1. Further settings: --NAME VALUE.
+
+    Parameters
+    ----------
+    run
+        Folder of the run; a run that is there goes on.
+    trajectories
+        Folders with a trajectories.jsonl (a run's `rollout`), one or more.
+    config
+        TOML file with settings.
+    dry_run
+        Print the resolved settings and stop.
+    """
+    from console.job_settings import SftJob
+    from console.settings import load_settings
+
+    job = load_settings(SftJob, config, settings)
+    if dry_run:
+        return _show_settings(session, job)
+    _finish(session, run, _sft(job, run, trajectories))
+
+
+@app.command
+def rl(
+    run: Path, *settings: Overrides, config: Config = None, dry_run: Flag = False, session: InSession
+) -> None:
+    """Asynchronous reinforcement learning on accepted tasks. Further settings: --NAME VALUE.
+
+    Parameters
+    ----------
+    run
+        Folder of the run; a run that is there goes on.
+    config
+        TOML file with settings.
+    dry_run
+        Print the resolved settings and stop.
+    """
+    from console.job_settings import RlJob
+    from console.settings import load_settings
+
+    job = load_settings(RlJob, config, settings)
+    if dry_run:
+        return _show_settings(session, job)
+    _finish(session, run, asyncio.run(_rl(session, job, run)))
+
+
+@app.command
+def opd(
+    run: Path, *settings: Overrides, config: Config = None, dry_run: Flag = False, session: InSession
+) -> None:
+    """On-policy distillation from one or more teachers. Further settings: --NAME VALUE.
+
+    Parameters
+    ----------
+    run
+        Folder of the run; a run that is there goes on.
+    config
+        TOML file with settings; `[[train.teachers]]` names the teachers.
+    dry_run
+        Print the resolved settings and stop.
+    """
+    from console.job_settings import OpdJob
+    from console.settings import load_settings
+
+    job = load_settings(OpdJob, config, settings)
+    if dry_run:
+        return _show_settings(session, job)
+    _finish(session, run, asyncio.run(_opd(session, job, run)))
+
+
+@app.command(name="settings")
+def list_settings(trainer: str, *, session: InSession) -> None:
+    """List every setting of a trainer with its default and meaning.
+
+    Parameters
+    ----------
+    trainer
+        sft, rl or opd.
+    """
+    from catalog.errors import UserError, did_you_mean
+    from console.job_settings import OpdJob, RlJob, SftJob
+    from console.settings import describe
+
+    jobs: dict[str, type[BaseModel]] = {"sft": SftJob, "rl": RlJob, "opd": OpdJob}
+    if trainer not in jobs:
+        raise UserError(f"There is no trainer {trainer}: choose sft, rl or opd.{did_you_mean(trainer, jobs)}")
+    lines = describe(jobs[trainer])
+    session.emit(
+        [{"name": name, "default": default, "meaning": note} for name, default, note in lines],
+        lambda: print_table(("setting", "default", "meaning"), lines, empty=""),
+    )
+
+
+def _sft(job: SftJob, run: Path, folders: list[Path]) -> dict[str, Any]:
+    from catalog.errors import UserError
+    from catalog.jsonl import read_lines
+    from catalog.models import Trajectory
+    from model.policy import load_policy, replay_start
+    from sft.data import Example
+    from sft.train import train
+
+    policy = load_policy(job.train.policy)
+    examples: dict[str, Example] = {}
+    for folder in folders:
+        file = folder / "trajectories.jsonl"
+        if not file.exists():
+            raise UserError(f"There is no {file}: name the rollout folder of a run.")
+        for line in read_lines(file):
+            one = Trajectory.model_validate(line)
+            targets = tuple(at for at, sampled in enumerate(one.sampled) if sampled)
+            if one.reward == 1.0 and targets:
+                window = policy.replay_window
+                start = 0 if window is None else replay_start(targets[0], window)
+                examples[one.id] = Example(one.id, one.token_ids[: targets[-1] + 1], targets, start)
+    result = train(job.train, policy, [examples[id] for id in sorted(examples)], run=run)
+    return {"samples": len(examples), "steps": result.steps, **result.last}
+
+
+async def _rl(session: Session, job: RlJob, run: Path) -> dict[str, Any]:
+    from console.workshop import open_speaker, open_workshop
+    from model.policy import load_policy
+    from rl.train import train
+
+    async with (
+        open_workshop(session, jobs=job.jobs) as workshop,
+        open_speaker(job.train.policy, job.engine) as speaker,
+    ):
+        samples = _samples(workshop, speaker, job, job.resolved_service(), run)
+        result = await train(job.train, load_policy(job.train.policy), samples, run=run)
+    return {"steps": result.steps, **result.last}
+
+
+async def _opd(session: Session, job: OpdJob, run: Path) -> dict[str, Any]:
+    from console.workshop import open_speaker, open_workshop
+    from model.policy import load_policy
+    from opd.train import train
+
+    async with open_workshop(session, jobs=job.jobs) as workshop:
+        origins = {task.id: task.origin for task in workshop.catalog.list_tasks()}
+        async with open_speaker(job.train.policy, job.engine) as speaker:
+            result = await train(
+                job.train,
+                load_policy(job.train.policy),
+                _samples(workshop, speaker, job, job.service, run),
+                run=run,
+                domain_of=lambda one: origins[one.task_id].operator or origins[one.task_id].kind,
+            )
+    return {"steps": result.steps, **result.last}
+
+
+def _samples(
+    workshop: Workshop, speaker: Speaker, job: RlJob | OpdJob, service: Any, run: Path
+) -> OpenSamples:
+    """How the trainer starts the rollout service at the place where its checkpoint stands."""
+    from catalog.runs import read_run
+    from console.workshop import epochs
+    from rollout.handover import samples_from
+    from rollout.service import RolloutService
+
+    tasks = workshop.tasks(job.agent, split=job.split, source=job.source, limit=job.limit)
+    agent = workshop.agent(job.agent, fresh=False)
+
+    def make(trained: int) -> RolloutService:
+        return RolloutService(
+            speaker,
+            agent,
+            epochs(tasks, service.seed),
+            folder=run / "rollout",
+            run_id=read_run(run).id,
+            config=service,
+            trained=trained,
+        )
+
+    return samples_from(speaker.engine, make)
+
+
+def _finish(session: Session, run: Path, result: dict[str, Any]) -> None:
+    """Enter the run and its trajectories into the catalog, then say what came out."""
+    from console.runs import record
+
+    with session.catalog() as catalog:
+        id = record(catalog, run)
+    value = {"run": id, "folder": str(run), "policy": str(run / "policy"), **result}
+    session.emit(value, lambda: print_table(("what", "value"), list(value.items()), empty=""))
+
+
+def _show_settings(session: Session, job: BaseModel) -> None:
+    resolved = job.model_dump(mode="json")
+    session.emit(resolved, lambda: print(json.dumps(resolved, indent=2, ensure_ascii=False)))

@@ -1,0 +1,40 @@
+"""Settings of a synthesis. No torch, no I/O."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from envfactory.bugs import BugConfig, Split
+from envfactory.candidates import CandidateConfig
+from envfactory.repair import RepairConfig
+
+
+class SynthConfig(BaseModel):
+    """How many tasks to make of a source, and how hard to look at each."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    tasks: dict[Split, int] = {"train": 64, "dev": 16, "test": 112}
+    """Accepted tasks wanted for each split; the synthesis stops proposing when it has them."""
+    choices: bool = True
+    """Also make a candidate set for each accepted task (the `repair-choice` agent needs one), and count a
+    task towards `tasks` only when it has one."""
+    gold_runs: int = Field(default=2, ge=1)
+    """k: times that the gold state must pass."""
+    max_fail_to_pass: int = 40
+    max_visible: int = Field(default=1, ge=1)
+    """Failing tests that the agent is shown."""
+    max_test_files: int = 2
+    """Test files of one verifier, those of the most specific tests first."""
+    slow_s: float = 4.0
+    """Test files that take longer on the clean tree are left out."""
+    history: bool = True
+    """Mine the source's history as well."""
+    mining_seconds: float = 30.0
+    parallel: int = 4
+    """Bugs examined at once."""
+    jobs: int = 2
+    """Jails that run at once."""
+    bugs: BugConfig = BugConfig()
+    repair: RepairConfig = RepairConfig(budget=60)
+    candidates: CandidateConfig = CandidateConfig()

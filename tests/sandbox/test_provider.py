@@ -1,0 +1,114 @@
+from __future__ import annotations
+
+import errno
+import socket
+import struct
+from pathlib import Path
+
+import pytest
+
+from sandbox.base import PolicyUnsupported, SandboxSpec, provider
+from sandbox.namespace import NamespaceProvider, buildnet, probe
+from sandbox.node import seccomp
+
+
+def test_factory_names_its_choices(tmp_path: Path) -> None:
+    assert provider("namespace", store=tmp_path).name == "namespace"
+    with pytest.raises(ValueError, match="choose namespace"):
+        provider("nonsense")
+
+
+async def test_bad_requests_are_refused(provider: NamespaceProvider) -> None:
+    image = provider.images.host_base()
+    for spec in (SandboxSpec(image=image, pids=0), SandboxSpec(image=image, workdir="relative")):
+        with pytest.raises(PolicyUnsupported):
+            await provider.create(spec)
+    async with await provider.create(SandboxSpec(image=image)) as box:
+        with pytest.raises(ValueError, match="choose agent or root"):
+            await box.exec("true", user="daemon")
+        with pytest.raises(ValueError, match="NUL"):
+            await box.exec(["echo", "a\0b"])
+        with pytest.raises(NotImplementedError):
+            await box.exec("true", key="k")
+
+
+def test_what_is_not_enforced_is_said() -> None:
+    nothing = {
+        "version": 0,
+        "memory": None,
+        "pids": None,
+        "reasons": {"memory": "no cgroups", "pids": "none"},
+    }
+    hello = {"groups": nothing, "user_namespace": True, "user_namespace_reason": "", "id_map": None}
+    found = probe.capabilities(hello)
+    assert (found.memory_limit, found.pids_limit, found.disk_limit) == (False, False, True)
+    assert len(found.unenforced) == 3
+    assert "no cgroups" in found.unenforced[0]
+
+
+@pytest.mark.parametrize(
+    ("reply", "wanted"),
+    [
+        (None, "died while it was being set up"),
+        (
+            {"error": "mount overlay on /x: No such device", "errno": errno.ENODEV},
+            "load the module `overlay`",
+        ),
+        ({"error": "socketpair", "errno": errno.EMFILE}, "raise `ulimit -n`"),
+        ({"error": "clone", "errno": errno.ENOSPC}, "max_.*_namespaces"),
+    ],
+)
+def test_errors_say_what_to_change(reply: dict[str, object] | None, wanted: str) -> None:
+    with pytest.raises(AssertionError, match=wanted):
+        raise AssertionError(probe.explain(reply))
+
+
+def test_build_settings_pass_only_with_network(tmp_path: Path) -> None:
+    bundle = tmp_path / "ca.pem"
+    bundle.write_text("certificate")
+    environment = {"PIP_INDEX_URL": "https://mirror/simple", "PIP_CERT": str(bundle), "SECRET": "x"}
+    assert buildnet.passage("none", environment) == ([], [], {})
+    shown, etc, variables = buildnet.passage("host", environment)
+    assert shown == [(str(bundle), "host/PIP_CERT")]
+    assert variables == {"PIP_INDEX_URL": "https://mirror/simple", "PIP_CERT": "/run/host/PIP_CERT"}
+    assert {target for _, target in etc} <= {"/etc/resolv.conf", "/etc/hosts"}
+
+
+async def test_build_network(
+    provider: NamespaceProvider, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundle = tmp_path / "ca.pem"
+    bundle.write_text("certificate")
+    monkeypatch.setenv("PIP_CERT", str(bundle))
+    monkeypatch.setenv("PIP_INDEX_URL", "https://mirror/simple")
+    spec = SandboxSpec(image=provider.images.host_base(), network="host")
+    async with await provider.create(spec) as box:
+        seen = await box.exec("cat $PIP_CERT; echo; echo $PIP_INDEX_URL")
+        assert seen.stdout == b"certificate\nhttps://mirror/simple\n"
+        interfaces = await box.exec(["python3", "-c", "import socket; print(len(socket.if_nameindex()))"])
+        assert int(interfaces.stdout) == len(socket.if_nameindex())
+        await box.exec("echo x > file")
+        assert provider.images.exists(await box.snapshot())
+
+
+async def test_nested_root_can_make_namespaces_and_the_agent_cannot(provider: NamespaceProvider) -> None:
+    spec = SandboxSpec(image=provider.images.host_base(), nested=True)
+    inner = "mount -t proc p /proc && mount -t tmpfs t /mnt && ls /mnt && ps -A | wc -l"
+    jail = f"unshare -mpif --propagation private sh -c '{inner}'"
+    async with await provider.create(spec) as box:
+        seen = await box.exec(jail, user="root")
+        assert seen.ok, seen.text
+        assert int(seen.stdout) <= 5, "the inner process namespace shows outer processes"
+        assert not (await box.exec(jail)).ok
+        assert not (await box.exec("unshare -r true")).ok
+
+
+def test_seccomp_program_is_well_formed() -> None:
+    program = seccomp.PROGRAM
+    if program is None:
+        pytest.skip("no filter for this architecture")
+    instructions = list(struct.iter_unpack("HBBI", program))
+    assert instructions[-1] == (0x06, 0, 0, 0x7FFF0000), "the default is to allow"
+    for at, (code, if_true, if_false, _) in enumerate(instructions):
+        if code & 7 == 5:
+            assert at + 1 + max(if_true, if_false) < len(instructions), f"jump out of the program at {at}"
