@@ -56,7 +56,7 @@ class _Prefix:
         groups = torch.arange(raw.shape[1] // ratio, device=raw.device).expand(len(self.counts_G), -1)
         latents, keys = source.entries(raw, groups * ratio)
         segments = (groups < (self.counts_G // ratio).unsqueeze(1)).long()
-        self.memories[layer] = Memory(ratio, latents, keys, segments, groups)
+        self.memories[layer] = Memory(ratio, latents, None, keys, segments, groups)
         return self.memories[layer]
 
 
@@ -86,6 +86,7 @@ class _Tail:
         return Memory(
             ratio,
             torch.cat((before.latents_BMD[self.rows_B], latents), 1),
+            None,
             torch.cat((before.index_keys_BMK[self.rows_B], keys), 1),
             torch.cat((before.segments_BM[self.rows_B], torch.ones_like(groups)), 1),
             torch.cat((before.groups_BM[self.rows_B], groups), 1),

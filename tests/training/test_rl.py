@@ -55,7 +55,7 @@ def test_trainer_and_sampler_agree_at_staleness_zero(net, temperature):
     assert any(len(t.token_ids) > 2 * net.config.window for t in found)
     pieces = [piece(t, t.sampled, 1.0, version=0, window=net.replay_window) for t in found]
     assert any(item.start > 0 for item in pieces)
-    for batch in packed(CONFIG, pieces):
+    for batch in packed(CONFIG, net, pieces):
         wanted, now_N, _ = logprobs(net, pieces, batch)
         recorded_N = wanted.lay([item.logprobs for item in pieces])
         assert float((now_N - recorded_N).detach().abs().max()) < 1e-4
