@@ -90,6 +90,7 @@ def update(
             advantage_N=wanted.spread([item.advantage for item in pieces]),
             staleness_N=wanted.lay([item.staleness for item in pieces], torch.long),
             bears_N=wanted.lay([item.bears for item in pieces], torch.bool),
+            same_N=wanted.lay([item.same for item in pieces], torch.bool),
         )
         old_N = now_N.detach()
         if start is not None:

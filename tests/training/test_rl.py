@@ -63,7 +63,10 @@ def test_trainer_and_sampler_agree_at_staleness_zero(net, temperature):
 
 def test_a_wrong_decoder_start_is_noticed(net):
     found = tiny.trajectories(net, 1, version=0, prompts=6)
-    moved = [t.model_copy(update={"segments": (t.segments[0].model_copy(update={"end": 1}),)}) for t in found]
+    moved = [
+        t.model_copy(update={"segments": (t.segments[0].model_copy(update={"end": 1}), t.segments[1])})
+        for t in found
+    ]
     metrics = learn(CONFIG, TrainEngine(net.module, ADAM), net, tiny.batch_of(moved))
     assert metrics["mismatch_alarm"] == 1.0
     fatal = CONFIG.model_copy(update={"mismatch_fatal": True})
