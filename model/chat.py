@@ -34,8 +34,10 @@ class Rendered(NamedTuple):
 class ChatFormat(Protocol):
     """A family's way to write turns."""
 
-    stop_ids: tuple[int, ...]
-    """Tokens that end an assistant's turn; the first is the one that `render` writes."""
+    @property
+    def stop_ids(self) -> tuple[int, ...]:
+        """Tokens that end an assistant's turn; the first is the one that `render` writes."""
+        ...
 
     def render(self, messages: Sequence[Message], *, open: bool = False) -> list[int]:
         """Ids of the whole conversation; `open` adds the header after which the assistant speaks."""

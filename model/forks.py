@@ -154,7 +154,8 @@ def pack_forks(
 
 def _common(tokens: list[Sequence_[int]], limit: int) -> int:
     """Length of the common beginning, even, at most `limit`."""
-    first, last = min(tokens), max(tokens)  # lexicographic extremes differ first where any two do
+    rows = [tuple(row) for row in tokens]
+    first, last = min(rows), max(rows)  # lexicographic extremes differ first where any two do
     shared = 0
     for left, right in zip(first, last, strict=False):
         if left != right or shared >= limit:

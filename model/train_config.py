@@ -17,13 +17,13 @@ class Settings(BaseModel):
 class ScheduleConfig(Settings):
     """Factor on the learning rate by step: linear warm-up, constant, then cosine down to a floor."""
 
-    warmup: int = Field(0, ge=0)
+    warmup: int = Field(default=0, ge=0)
     """Steps of linear warm-up; step 0 already moves."""
     decay_from: int | None = None
     """Step at which the cosine begins; None keeps the rate constant."""
     decay_to: int | None = None
     """Step at which the floor is reached and held."""
-    floor: float = Field(0.1, ge=0, le=1)
+    floor: float = Field(default=0.1, ge=0, le=1)
 
     def factor(self, step: int) -> float:
         """Factor at `step`, from 0."""
@@ -39,7 +39,7 @@ class OptimizerConfig(Settings):
 
     kind: Literal["muon", "adamw"] = "muon"
     """`adamw` uses it for every parameter (large networks on a CPU)."""
-    lr: float = Field(2.6e-4, ge=0)
+    lr: float = Field(default=2.6e-4, ge=0)
     """Muon's rate, and AdamW's for what has no own rate. 0 changes no weight, which makes a canary."""
     adamw_lr: float | None = None
     """AdamW's rate; `lr` by default."""
@@ -56,7 +56,7 @@ class OptimizerConfig(Settings):
 class CheckpointConfig(Settings):
     """When state is written so that a killed run goes on exactly where it was."""
 
-    every: int = Field(1, ge=1)
+    every: int = Field(default=1, ge=1)
     """Steps between checkpoints. The last step always writes one."""
-    keep: int = Field(2, ge=1)
+    keep: int = Field(default=2, ge=1)
     """Older ones are deleted."""

@@ -17,7 +17,7 @@ class TeacherConfig(Settings):
     """A built-in network, a folder, or `hf:PATH`."""
     domains: tuple[str, ...] = ()
     """Samples of these domains learn from it; empty: of every domain."""
-    weight: float = Field(1.0, gt=0)
+    weight: float = Field(default=1.0, gt=0)
     """w_i, relative to the other teachers of the same sample: their weights are scaled to sum to 1."""
 
 
@@ -27,25 +27,25 @@ class OpdConfig(Settings):
     policy: str = "flash-nano"
     """The student: a built-in network, a folder, or `hf:PATH`."""
     teachers: tuple[TeacherConfig, ...] = Field(min_length=1)
-    steps: int = Field(20, ge=1)
+    steps: int = Field(default=20, ge=1)
     """Batches of samples, each followed by a publication of weights."""
-    max_seconds: float | None = Field(None, gt=0)
+    max_seconds: float | None = Field(default=None, gt=0)
     """Time at most, over all restarts; whichever of the two ends first."""
-    updates_per_batch: int = Field(1, ge=1)
+    updates_per_batch: int = Field(default=1, ge=1)
     """Optimizer steps on one batch: its samples are split so often."""
-    micro_tokens: int = Field(8192, ge=1)
+    micro_tokens: int = Field(default=8192, ge=1)
     """Tokens, padding included, computed at one time; changes memory and speed, not the gradient."""
-    chunk_tokens: int = Field(1024, ge=1)
+    chunk_tokens: int = Field(default=1024, ge=1)
     """Loss-bearing tokens whose logits exist at one time."""
     cache_dtype: Literal["float32", "bfloat16"] = "float32"
     """Precision of cached hidden states."""
-    cache_max_mb: int = Field(2048, ge=1)
+    cache_max_mb: int = Field(default=2048, ge=1)
     """The oldest cached states beyond this are deleted."""
     seed: int = 0
     optimizer: OptimizerConfig = OptimizerConfig(kind="adamw", lr=5e-4, weight_decay=0.0)
-    clip_norm: float = Field(1.0, gt=0)
+    clip_norm: float = Field(default=1.0, gt=0)
     """Largest norm of the gradient."""
-    bias_speed: float = Field(0.0, ge=0)
+    bias_speed: float = Field(default=0.0, ge=0)
     """Step of the experts' balancing biases after each update. 0: moving them changes routing
     without any gradient asking for it."""
     checkpoint: CheckpointConfig = CheckpointConfig(every=1)
