@@ -7,7 +7,7 @@ where it was. It never reads a cache of verdicts: the agent must have been made 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -86,8 +86,13 @@ async def evaluate(
     run_id: str,
     config: EvaluationConfig,
     sync: SyncPolicy = "never",
+    progress: Callable[[int, int], None] | None = None,
 ) -> Evaluation:
-    """Sample every task `config.samples` times. Raises what is no failure of one sample, at once."""
+    """Sample every task `config.samples` times. Raises what is no failure of one sample, at once.
+
+    Args:
+        progress: hears (draws finished, draws in all) after each draw.
+    """
     if not agent.fresh:
         raise ValueError("evaluation needs an agent made with fresh=True: cached verdicts are not evidence")
     runner = SampleRunner(folder, speaker, agent, sampling=config.sampling, sync=sync)
@@ -106,9 +111,12 @@ async def evaluate(
         async with room:
             timer = asyncio.get_running_loop().call_later(config.sample_timeout_s, runner.expire, spec.id)
             try:
-                return await runner.run(spec, task)
+                trajectory = await runner.run(spec, task)
             finally:
                 timer.cancel()
+        if progress:
+            progress(len(runner.log), len(tasks) * config.samples)
+        return trajectory
 
     try:
         async with asyncio.TaskGroup() as group:

@@ -52,6 +52,7 @@ class NativeEngine:
         self.policy = policy
         self.config = config
         self._version = version
+        policy.module.eval()
         self._cache = policy.open_cache(config.slots + config.prefix_slots, config.max_tokens)
         self._table = SlotTable(config)
         self._jobs: list[Job] = []
@@ -207,14 +208,14 @@ class NativeEngine:
         logits_by_job: dict[int, torch.Tensor] = {}
         for job in jobs:
             if job.fork_from is not None:
-                self._cache.fork(job.fork_from, job.slot)
+                self._cache.fork(job.fork_from, job.place)
                 if not job.pieces:
                     logits_by_job[id(job)] = self._prefix_logits[job.fork_from]
         for rounds in range(max((len(job.pieces) for job in jobs), default=0)):
             feeding = [job for job in jobs if rounds < len(job.pieces)]
             for group in self._calls(feeding, [len(job.pieces[rounds]) for job in feeding]):
                 rows = self._cache.extend(
-                    [job.slot for job in group], [list(job.pieces[rounds]) for job in group]
+                    [job.place for job in group], [list(job.pieces[rounds]) for job in group]
                 )
                 logits_by_job.update({id(job): rows[i] for i, job in enumerate(group)})
         requests = [job.request for job in jobs]

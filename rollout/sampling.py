@@ -3,7 +3,7 @@
 A token's random number comes from (seed, position), not from a generator with a state: the same request
 draws the same numbers in whatever batch it runs and wherever it was interrupted. The token is found by
 inverting the cumulative distribution, so two computations of the same logits that differ in their last
-bits choose differently only when the number falls into the gap between them (about 1e-6 a token).
+bits choose differently only when the number falls into the gap between them, as narrow as their rounding.
 
 Axes: N rows (one a session), V vocabulary.
 """

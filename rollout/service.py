@@ -6,10 +6,10 @@
             ... one optimizer step on batch.trajectories under batch.masks ...
             await service.publish(weights, version)   # samples in flight go on under the new weights
 
-Dispatch is per sample (`rollout.dispatch`), staleness is bounded there and by masks
-(`rollout.staleness`), and every sample runs exactly once (`rollout.samples`). The ledger records which
-prompts were dispatched and which made up which batch, so that a killed run hands out again the batches
-that were not trained on, the same ones, and goes on.
+Dispatch is per sample (`rollout.dispatch`), staleness is bounded there and by masks (`rollout.batch`), and
+every sample runs exactly once (`rollout.samples`). The ledger records which prompts were dispatched and
+which made up which batch, so that a killed run hands out again the batches that were not trained on, the
+same ones, and goes on.
 
 One bad sample is a failure on its trajectory. A fault of the engine or of code, too many failures, or
 no progress, stops `next_batch` with an error: nobody waits for a dead service.
@@ -27,12 +27,12 @@ from typing import Any, Self
 
 from catalog.models import Task, Trajectory
 from rollout.agents.base import Agent
+from rollout.batch import RolloutBatch, compose
 from rollout.config import ServiceConfig
 from rollout.dispatch import Dispatcher
 from rollout.journal import Journal, SyncPolicy
 from rollout.samples import SampleRunner, Speaker, sample_seed
 from rollout.session import SampleSpec
-from rollout.staleness import Mask, bound_ratio, histogram, loss_mask, off_policy_ratio
 
 
 class RolloutError(Exception):
@@ -49,27 +49,6 @@ class RolloutUnhealthy(RolloutError):
 
 class PromptsExhausted(RolloutError):
     """The order of tasks ended before a batch was full."""
-
-
-@dataclass(frozen=True, slots=True)
-class RolloutBatch:
-    """What one optimizer step trains on: all samples of `batch_prompts` prompts, less what must not count."""
-
-    number: int
-    """From 1; the number of optimizer steps after it."""
-    version: int
-    """The trainer's publication number when it was made."""
-    trajectories: tuple[Trajectory, ...]
-    """Judged samples with at least one token to train on."""
-    masks: tuple[Mask, ...]
-    """Per trajectory and token: it bears loss (sampled, and not too stale)."""
-    failed: tuple[Trajectory, ...]
-    """Infrastructure failures: neither loss nor baseline."""
-    dropped: tuple[str, ...]
-    """Ids of samples whose every token was too stale."""
-    metrics: dict[str, float]
-    staleness: dict[int, int]
-    """Loss-bearing tokens by staleness in publications."""
 
 
 @dataclass(slots=True)
@@ -291,57 +270,26 @@ class RolloutService:
     # --- batches --------------------------------------------------------------------------------------
 
     def _compose(self, batch: int, version: int, prompts: list[int]) -> RolloutBatch:
-        """Sort a batch's samples into those that count and those that do not, and let go of them."""
+        """The batch of these prompts' samples; the service lets go of them."""
         groups = [self._groups.pop(prompt) for prompt in prompts]
-        samples = [group.done[sample] for group in groups for sample in range(group.size)]
-        failed = tuple(sample for sample in samples if sample.reward is None)
-        judged = [sample for sample in samples if sample.reward is not None]
-        bound = self.config.max_staleness
-        masks = [loss_mask(sample, version, bound) for sample in judged]
-        masked = sum(s.sampled_tokens - sum(mask) for s, mask in zip(judged, masks, strict=True))
-        masks, surplus = bound_ratio(judged, masks, version, self.config.off_policy_ratio)
-        kept = [(s, mask) for s, mask in zip(judged, masks, strict=True) if any(mask)]
-        dropped = tuple(s.id for s, mask in zip(judged, masks, strict=True) if not any(mask))
-        counts = histogram([s for s, _ in kept], [mask for _, mask in kept], version)
-        self._batches = batch
-        self.counts["batches"] += 1
-        self.counts["dropped_stale"] += len(dropped)
-        self.counts["masked_tokens"] += masked + surplus
-        return RolloutBatch(
+        composed = compose(
+            [group.done[sample] for group in groups for sample in range(group.size)],
             number=batch,
             version=version,
-            trajectories=tuple(s for s, _ in kept),
-            masks=tuple(mask for _, mask in kept),
-            failed=failed,
-            dropped=dropped,
-            staleness=counts,
-            metrics=self._metrics(samples, counts, masked, surplus, len(failed), len(dropped)),
+            max_staleness=self.config.max_staleness,
+            ratio=self.config.off_policy_ratio,
+            metrics=self._metrics(),
         )
+        self._batches = batch
+        self.counts["batches"] += 1
+        for name in ("dropped_stale", "masked_tokens", "masked_for_ratio"):
+            self.counts[name] += int(composed.metrics[name])
+        return composed
 
-    def _metrics(
-        self,
-        samples: list[Trajectory],
-        counts: dict[int, int],
-        masked: int,
-        surplus: int,
-        failed: int,
-        dropped: int,
-    ) -> dict[str, float]:
+    def _metrics(self) -> dict[str, float]:
+        """Of the service and the engine, since this process started."""
         stats = self._engine.stats()
-        rewards = [sample.reward for sample in samples if sample.reward is not None]
         return {
-            "samples": len(samples),
-            "failed": failed,
-            "dropped_stale": dropped,
-            "reward_mean": sum(rewards) / len(rewards) if rewards else 0.0,
-            "sampled_tokens_mean": sum(s.sampled_tokens for s in samples) / len(samples),
-            "truncated": sum(s.truncated for s in samples),
-            "repercussions": sum(s.repercussion for s in samples),
-            "tool_calls": sum(len(s.tool_calls) for s in samples),
-            "masked_tokens": masked,
-            "masked_for_ratio": surplus,
-            "max_staleness": max(counts, default=0),
-            "off_policy_ratio": off_policy_ratio(counts),
             "in_flight": len(self._flights),
             "dispatch_waits": self._dispatcher.waited,
             "utilisation": stats.utilisation,

@@ -50,6 +50,9 @@ class Job:
     pieces: list[tuple[int, ...]] = field(default_factory=list[tuple[int, ...]])
     """What this step feeds, in order; set by `SlotTable.schedule`."""
     fork_from: int | None = None
+    place: int = -1
+    """The slot that this step computes in. The session may lose it meanwhile (its caller gave up): the step
+    then ends in a slot that is freed before its next use, and its result is ignored."""
     decode_start: int | None = None
     decode_kv: int = 0
     cancelled: bool = False
@@ -196,6 +199,8 @@ class SlotTable:
                 continue
             job.fork_from = self._prefix_slot(job, in_use)
             job.pieces = self._pieces(job)
+            assert job.slot is not None
+            job.place = job.slot
             budget -= cost if cost > 1 else 0
             chosen.append(job)
         return chosen

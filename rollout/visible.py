@@ -58,7 +58,8 @@ def _result(run: TestRun, wanted: Collection[str]) -> VisibleResult:
     if not passed:
         texts = [run.messages[test] for test in failing if test in run.messages]
         texts += list(run.messages.values())
-        message = texts[0] if texts else f"the test run ended by {run.outcome}"
+        ended = "it did not pass" if run.outcome == "finished" else f"the test run ended by {run.outcome}"
+        message = texts[0] if texts else ended
     return VisibleResult(passed, message, run.outcome, duration_s=run.duration_s)
 
 

@@ -12,18 +12,21 @@ away. So any number of processes may share a store, and a kill leaves at most a 
 from __future__ import annotations
 
 import ctypes
+import errno
 import hashlib
 import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Literal
 
 from pydantic import BaseModel, ConfigDict
 
 from sandbox import hostbase, trees
+from sandbox.base import SandboxUnavailable
 
 FORMAT = 1
 
@@ -57,13 +60,31 @@ def default_store() -> Path:
     return (Path(home) if home else Path.home() / ".cache" / "posttrain") / "images"
 
 
+@contextmanager
+def _room(root: Path) -> Generator[None]:
+    """A full or closed disk is one sentence for people."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise SandboxUnavailable(
+                f"no room for images in {root}: free some disk or set POSTTRAIN_HOME to a larger one"
+            ) from error
+        if error.errno in (errno.EROFS, errno.EACCES) and not os.access(root, os.W_OK):
+            raise SandboxUnavailable(
+                f"cannot write images to {root}: make it writable or set POSTTRAIN_HOME to another folder"
+            ) from error
+        raise
+
+
 class ImageStore:
-    """Images and layers in one folder."""
+    """Images and layers in one folder. SandboxUnavailable where its disk is full or not writable."""
 
     def __init__(self, root: Path) -> None:
         self.root = root.absolute()
-        for name in ("layers", "base", "manifests", "mnt", "run"):
-            (self.root / name).mkdir(parents=True, exist_ok=True)
+        with _room(self.root):
+            for name in ("layers", "base", "manifests", "mnt", "run"):
+                (self.root / name).mkdir(parents=True, exist_ok=True)
 
     def host_base(self) -> str:
         """The image of this host's /usr and Python, without layers."""
@@ -91,7 +112,7 @@ class ImageStore:
         """
         if not tree.is_dir():
             raise NotADirectoryError(f"{tree} is not a folder")
-        with tempfile.TemporaryFile(dir=self.root) as file:
+        with _room(self.root), tempfile.TemporaryFile(dir=self.root) as file:
             trees.pack(tree, file, at=at, uid=trees.AGENT if owner == "agent" else 0)
             layer = self.import_layer(file)
         return self.stack(parent, layer, env=env, note=note)
@@ -159,14 +180,15 @@ class ImageStore:
         """Fill a temporary folder, sync it and give it its name, unless another process was first."""
         folder = Path(tempfile.mkdtemp(prefix=".new-", dir=place.parent))
         try:
-            folder.chmod(0o755)
-            fill(folder)
-            _sync(folder)
-            try:
-                os.rename(folder, place)
-            except OSError:
-                if not place.exists():
-                    raise
+            with _room(self.root):
+                folder.chmod(0o755)
+                fill(folder)
+                _sync(folder)
+                try:
+                    os.rename(folder, place)
+                except OSError:
+                    if not place.exists():
+                        raise
         finally:
             shutil.rmtree(folder, ignore_errors=True)
         _sync(place.parent)

@@ -8,6 +8,7 @@ failing test stands the function's signature.
 from __future__ import annotations
 
 import random
+import textwrap
 from typing import NamedTuple
 
 from model.chat import FlashChat, Message
@@ -45,13 +46,14 @@ def choices_of(source: str, *, seed: int, limit: int, path: str = "module.py") -
 
 def choice_of(source: str, span: FunctionSpan, rng: random.Random, path: str) -> Choice | None:
     """A document about one function; None where no bug of it has enough candidates."""
-    bugs = edits(source, functions={span.qualname})
-    bug = pick(bugs, rng)
+    text = textwrap.dedent(source[span.start : span.end])  # alone it parses a hundred times faster
+    name = span.qualname.rpartition(".")[2]
+    bug = pick(edits(text, functions={name}), rng)
     if bug is None:
         return None
-    pool = edits(bug.source, functions={span.qualname})
-    right = next((edit for edit in pool if edit.source == source), None)
-    others = {(edit.line, edit.before, edit.after): edit for edit in pool if edit.source != source}
+    pool = edits(bug.source, functions={name})
+    right = next((edit for edit in pool if edit.source == text), None)
+    others = {(edit.line, edit.before, edit.after): edit for edit in pool if edit.source != text}
     if right is None or len(others) < CANDIDATES - 1:
         return None
     chosen = [right]
@@ -70,7 +72,10 @@ def choice_of(source: str, span: FunctionSpan, rng: random.Random, path: str) ->
             effort=rng.choice([25, 50, 75, 100]),
             test_source="\n".join(line.strip() for line in lines),
             failure="failed",
-            candidates=[Shown(path, edit.line, edit.before, edit.after) for edit in chosen],
+            candidates=[
+                Shown(path, edit.line + span.start_line - 1, edit.before, edit.after) for edit in chosen
+            ],
+            count=lambda text: len(tokenizer.encode(text)),
         )
     ]
     answer = Message("assistant", f"try {chosen.index(right) + 1}")

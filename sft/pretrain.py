@@ -17,17 +17,19 @@ import math
 import multiprocessing
 import os
 import random
+import signal
+import threading
 import time
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
-from multiprocessing.pool import AsyncResult, Pool
+from multiprocessing.pool import Pool
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from model.auxiliary import collect
 from model.batch import Batch
 from model.flash import FlashPolicy
 from model.moe import MoE
@@ -57,8 +59,19 @@ def encode_file(row: dict[str, str]) -> np.ndarray:
 
 
 def encode_choices(row: dict[str, str]) -> list[Choice]:
-    """The choice documents of one file, seeded by its path."""
-    return choices_of(row["text"], seed=zlib.crc32(row["path"].encode()), limit=5)
+    """The choice documents of one file, seeded by its path; a file that takes too long gives none."""
+    signal.signal(signal.SIGALRM, _too_long)
+    signal.alarm(20)
+    try:
+        return choices_of(row["text"], seed=zlib.crc32(row["path"].encode()), limit=6)
+    except TimeoutError:
+        return []
+    finally:
+        signal.alarm(0)
+
+
+def _too_long(*_: object) -> None:
+    raise TimeoutError
 
 
 class Code:
@@ -133,33 +146,45 @@ def loss_of(policy: Policy, batch: Batch, targets_BT: Tensor) -> tuple[Tensor, T
     return loss, logits_NV.argmax(-1) == targets_N
 
 
-@dataclass
 class Data:
-    """Token streams of the corpus at once; its choice documents, which take minutes, when asked for."""
+    """Token streams of the corpus, and its choice documents as far as the pool's processes have made them.
 
-    code: dict[str, np.ndarray]
-    pending: AsyncResult[list[list[Choice]]]
-    split: list[str]
+    Args:
+        corpus: made by `sft.corpus`.
+        pool: makes the documents, which takes minutes, while the caller goes on.
+    """
 
-    @classmethod
-    def start(cls, corpus: Path, pool: Pool) -> Data:
-        """Tokenise the corpus, and begin to make choice documents in the pool's processes."""
+    def __init__(self, corpus: Path, pool: Pool) -> None:
         everything = list(rows(corpus))
-        split = ["dev" if is_dev(row) else "train" for row in everything]
-        pending = pool.map_async(encode_choices, everything, chunksize=16)
-        encoded = pool.map(encode_file, everything, chunksize=64)
         order = list(range(len(everything)))
         random.Random(0).shuffle(order)
-        code = {
-            name: np.concatenate([encoded[i] for i in order if split[i] == name]) for name in ("train", "dev")
+        everything = [everything[i] for i in order]
+        self._split = ["dev" if is_dev(row) else "train" for row in everything]
+        encoded = pool.map(encode_file, everything, chunksize=64)
+        self.code = {
+            name: np.concatenate(
+                [ids for ids, split in zip(encoded, self._split, strict=True) if split == name]
+            )
+            for name in ("train", "dev")
         }
-        return cls(code, pending, split)
+        self._made: list[list[Choice]] = []
+        self._results = pool.imap(encode_choices, everything, chunksize=8)
+        self._thread = threading.Thread(target=self._collect, daemon=True)
+        self._thread.start()
+
+    def _collect(self) -> None:
+        for documents in self._results:
+            self._made.append(documents)
+
+    @property
+    def ready(self) -> bool:
+        return not self._thread.is_alive()
 
     def choices(self, name: str) -> list[Choice]:
-        """Choice documents of a split; waits for them."""
-        made = self.pending.get()
+        """Choice documents of a split, those made so far."""
+        made = list(self._made)
         return [
-            document for i, documents in enumerate(made) if self.split[i] == name for document in documents
+            d for split, documents in zip(self._split, made, strict=False) if split == name for d in documents
         ]
 
 
@@ -169,6 +194,7 @@ def train(args: argparse.Namespace, preset_name: str, data: Data) -> dict[str, o
     torch.manual_seed(args.seed)
     code = Code(data.code["train"], args.columns, device, args.seed)
     choices: Choices | None = None
+    growing = True
     policy = FlashPolicy.fresh(preset_name, seed=args.seed)
     policy.module.to(device).train()
     optimizer = make_optimizer(policy, args.lr, fused=device == "cuda")
@@ -179,13 +205,18 @@ def train(args: argparse.Namespace, preset_name: str, data: Data) -> dict[str, o
         for group in optimizer.param_groups:
             group["lr"] = lr
         parts = [(1.0, *code.batch(args.rows))]
-        if choices or (progress >= args.choices_from and data.pending.ready()):
-            choices = choices or Choices(data.choices("train"), args.columns, device, args.seed)
+        if progress >= args.choices_from:
+            if choices is None or (growing and step % args.refresh == 0):
+                growing = not data.ready
+                choices = Choices(data.choices("train"), args.columns, device, args.seed + step)
             parts.append((args.choice_share, *choices.batch(args.rows)))
         for weight, batch, targets in parts:
-            with torch.autocast(device, dtype=torch.bfloat16, enabled=device == "cuda"):
+            with (
+                torch.autocast(device, dtype=torch.bfloat16, enabled=device == "cuda"),
+                collect(policy.module) as beside,
+            ):
                 loss, _ = loss_of(policy, batch, targets)
-            (weight * loss).backward()
+            (weight * (loss + 1e-4 * beside.balance()) + beside.indexer()).backward()
         norm = torch.nn.utils.clip_grad_norm_(policy.module.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
@@ -197,7 +228,7 @@ def train(args: argparse.Namespace, preset_name: str, data: Data) -> dict[str, o
             if not math.isfinite(float(norm)):
                 raise SystemExit(f"step {step}: the gradient is not finite; lower --lr")
             print(
-                f"{preset_name} step {step} {spent:.0f} s loss {float(loss):.3f} norm {float(norm):.2f}",
+                f"{preset_name} step {step} {spent:.0f} s loss {loss.item():.3f} norm {float(norm):.2f}",
                 flush=True,
             )
     policy.save(Path(args.out) / preset_name, dtype=torch.bfloat16)
@@ -208,6 +239,7 @@ def train(args: argparse.Namespace, preset_name: str, data: Data) -> dict[str, o
         "preset": preset_name,
         "seed": args.seed,
         "steps": step,
+        "choice_documents": len(choices) if choices else 0,
         "tokens": step * args.rows * args.columns,
         "minutes": round(spent / 60, 2),
         "device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
@@ -261,11 +293,12 @@ def main() -> None:
     parser.add_argument(
         "--choices-from", type=float, default=0.4, help="share of the run after which they come"
     )
+    parser.add_argument("--refresh", type=int, default=200, help="steps between looks for new documents")
     parser.add_argument("--report-every", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     with multiprocessing.get_context("fork").Pool(max(1, (os.cpu_count() or 2) - 1)) as pool:
-        data = Data.start(args.corpus, pool)
+        data = Data(args.corpus, pool)
         print(json.dumps([train(args, name, data) for name in args.presets]))
 
 

@@ -213,7 +213,8 @@ CHECKS = [
         exit_code_is_data, signal_is_typed, list_is_argv, stdin_environment_and_folder,
         missing_stdin_is_empty, unread_stdin_is_no_error, users_have_their_ids,
         output_of_megabytes_is_bounded, output_within_the_bound_is_exact, silent_background_process,
-        chatty_background_process, timeout_kills_the_tree, timeout_spares_the_neighbours, stubborn_process_dies_at_timeout,
-        cancelling_kills, no_zombies, many_at_once, spawned_process_converses, spawned_process_is_killed,
+        chatty_background_process, timeout_kills_the_tree, timeout_spares_the_neighbours,
+        stubborn_process_dies_at_timeout, cancelling_kills, no_zombies, many_at_once,
+        spawned_process_converses, spawned_process_is_killed,
     )
 ]  # fmt: skip

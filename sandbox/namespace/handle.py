@@ -41,6 +41,7 @@ class NamespaceSandbox:
         channel: Channel,
         *,
         single_id: bool,
+        guest: bool = False,
     ) -> None:
         self.id = id
         self.spec = spec
@@ -49,6 +50,7 @@ class NamespaceSandbox:
         self._environment = dict(environment)
         self._channel = channel
         self.single_id = single_id
+        self._guest = guest
         self._closed = False
         self._background: set[Collector] = set()
         self._processes: set[NamespaceProcess] = set()
@@ -249,14 +251,16 @@ class NamespaceSandbox:
 
     async def abandon(self) -> None:
         """Kill the sandbox because it no longer answers."""
-        await self._provider.kill(self.id)
+        if not self._guest:
+            await self._provider.kill(self.id)
 
     async def close(self) -> None:
         """Idempotent; kills everything inside and frees the writable layer."""
         if self._closed:
             return
         self._closed = True
-        await self._provider.kill(self.id)
+        if not self._guest:
+            await self._provider.kill(self.id)
         self._channel.close()
         for process in list(self._processes):
             process.abandon()

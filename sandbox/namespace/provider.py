@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import io
 import json
 import os
@@ -26,7 +27,7 @@ from sandbox.base import (
     SandboxUnavailable,
 )
 from sandbox.images import ImageManifest, ImageStore, default_store
-from sandbox.namespace import buildnet, probe
+from sandbox.namespace import buildnet, guests, probe
 from sandbox.namespace.channel import Channel
 from sandbox.namespace.handle import NamespaceSandbox
 from sandbox.node import wire
@@ -187,8 +188,12 @@ class NamespaceProvider:
             "inodes": max(4096, spec.disk_mb * 256),
             "user_namespace": user_namespace,
             "id_map": self._facts["id_map"],
-            "single_id": user_namespace and self._facts["id_map"] is None,
+            "single_id": self._single_id(),
             "cgroup_namespace": True,
+            "handle": {
+                "spec": dataclasses.asdict(spec),
+                "environment": {**manifest.env, **network_env, **spec.env},
+            },
             "rlimits": self._rlimits(spec),
         }
         return request, {**manifest.env, **network_env, **spec.env}
@@ -205,12 +210,14 @@ class NamespaceProvider:
         return id in self._dead or self._channel is None
 
     async def kill(self, id: str) -> None:
-        """Kill a sandbox's init, and wait until the nodelet has removed what was its."""
+        """Kill a sandbox's init, and wait until the nodelet has removed what was its.
+
+        If the nodelet itself died, control group and record stay for `reap`.
+        """
         self._live.pop(id, None)
         if not self.is_dead(id):
             await self._ask({"op": "kill", "id": id})
         self._dead.discard(id)
-        (self.images.root / "run" / f"{id}.json").unlink(missing_ok=True)
 
     async def _ask(self, message: dict[str, Any]) -> None:
         """Send a request about one sandbox and wait for the event that it is gone."""
@@ -241,21 +248,41 @@ class NamespaceProvider:
         }  # fmt: skip
         (self.images.root / "run" / f"{id}.json").write_text(json.dumps(record))
 
-    def _records(self, owner: str) -> list[dict[str, Any]]:
+    def _records(self, owner: str | None) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = []
         for path in (self.images.root / "run").glob("*.json"):
             with contextlib.suppress(FileNotFoundError, json.JSONDecodeError):
                 record = json.loads(path.read_text())
-                if record["owner"] == owner:
+                if owner is None or record["owner"] == owner:
                     found.append(record)
         return found
 
     async def attach(self, id: str) -> NamespaceSandbox:
-        """The handle of a living sandbox of this provider; raises SandboxLost otherwise."""
+        """The handle of a living sandbox: ours, or that of another process which shares the image store.
+
+        The latter is a guest's: its `close` only detaches. Raises SandboxLost if there is none.
+        """
         sandbox = self._live.get(id)
-        if sandbox is None or not sandbox.alive:
-            raise SandboxLost(f"no living sandbox {id} in this process")
-        return sandbox
+        if sandbox is not None and sandbox.alive:
+            return sandbox
+        record = next((each for each in self._records(None) if each["id"] == id), None)
+        if sandbox is not None or record is None:
+            raise SandboxLost(f"no living sandbox {id}")
+        self.capabilities()
+        ours, theirs = socket.socketpair()
+        with theirs:
+            reply = guests.introduce(self.images.root / "run", record["nodelet"], id, theirs)
+        if reply is None or "error" in reply:
+            ours.close()
+            raise SandboxLost(f"no living sandbox {id}: its process is gone")
+        handle = reply["handle"]
+        spec = SandboxSpec(**handle["spec"])
+        channel = Channel(ours)
+        single = self._single_id()
+        return NamespaceSandbox(self, id, spec, handle["environment"], channel, single_id=single, guest=True)
+
+    def _single_id(self) -> bool:
+        return bool(self._facts["user_namespace"]) and self._facts["id_map"] is None
 
     async def list(self, owner: str) -> list[SandboxInfo]:
         """Living sandboxes of `owner`, of every process that shares the image store."""
@@ -274,6 +301,9 @@ class NamespaceProvider:
                 await self._ask({"op": "sweep", "id": record["id"], "folders": folders})
                 (self.images.root / "run" / f"{record['id']}.json").unlink(missing_ok=True)
                 count += 1
+        for path in (self.images.root / "run").glob("*.sock"):
+            if not probe.is_running(int(path.stem), None):
+                path.unlink(missing_ok=True)
         return count
 
     async def close(self) -> None:

@@ -147,5 +147,6 @@ def run(spec: dict[str, Any], client: socket.socket, control: socket.socket) -> 
         os.dup2(null, fd)
     sys.stdin = sys.stdout = sys.stderr = None
     os.chdir("/")
+    privileges.bound(spec)
     wire.send(client, {"ready": True})
     Init(spec, client, upper).loop(wake, control)

@@ -21,6 +21,8 @@ from sandbox.node import cgroups, children, privileges, wire
 from sandbox.node import syscalls as sc
 
 KILL_SECONDS = 5.0
+IGNORED_ABOVE = (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""Ignored by Python or by the zygote; exec would hand that on to the command."""
 
 
 def run(spec: dict[str, Any], request: dict[str, Any], status: socket.socket, pipes: list[int]) -> None:
@@ -180,10 +182,9 @@ def _become(spec: dict[str, Any], request: dict[str, Any], pipes: list[int]) -> 
         signal.set_wakeup_fd(-1)
         for fd in range(3):
             os.dup2(pipes[fd], fd)
-        os.closerange(3, 256)
-        for number in range(1, 32):
-            if number not in (signal.SIGKILL, signal.SIGSTOP):
-                signal.signal(number, signal.SIG_DFL)
+        os.closerange(3, 1 << 20)
+        for number in IGNORED_ABOVE:
+            signal.signal(number, signal.SIG_DFL)
         _limits(spec)
         privileges.drop(spec, request["user"])
         argv = [os.fsencode(word) for word in request["argv"]]

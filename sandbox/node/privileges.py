@@ -19,18 +19,21 @@ NESTED_CAPABILITIES = (
 )  # fmt: skip
 
 
+def bound(spec: dict[str, Any]) -> None:
+    """Called once by init: no command of this sandbox can have more than this."""
+    sc.bound_capabilities(NESTED_CAPABILITIES if spec["nested"] else ROOT_CAPABILITIES)
+
+
 def drop(spec: dict[str, Any], user: str) -> None:
     """Leave init's rights for those of `user` ("agent" or "root")."""
     sc.prctl(sc.PR_SET_NO_NEW_PRIVS, 1)
     if user == "root":
-        keep = NESTED_CAPABILITIES if spec["nested"] else ROOT_CAPABILITIES
-        sc.bound_capabilities(keep)
-        sc.set_capabilities(keep)
+        sc.set_capabilities(NESTED_CAPABILITIES if spec["nested"] else ROOT_CAPABILITIES)
     else:
         if spec["single_id"]:
             _single_agent()
         else:
-            sc.bound_capabilities(0)
+            sc.bound_capabilities(0, of=NESTED_CAPABILITIES)
             os.setgroups([])
             os.setresgid(AGENT, AGENT, AGENT)
             os.setresuid(AGENT, AGENT, AGENT)

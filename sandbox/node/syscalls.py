@@ -146,10 +146,10 @@ def prctl(option: int, *arguments: int) -> int:
     return _check(_libc.prctl(option, *padded), f"prctl {option}")
 
 
-def bound_capabilities(keep: int) -> None:
-    """Drop every capability that is not in the bit mask `keep` from the bounding set."""
+def bound_capabilities(keep: int, *, of: int = (1 << CAP_LAST + 1) - 1) -> None:
+    """Drop from the bounding set every capability of the bit mask `of` that is not in `keep`."""
     for cap in range(CAP_LAST + 1):
-        if not keep >> cap & 1:
+        if of >> cap & 1 and not keep >> cap & 1:
             try:
                 prctl(PR_CAPBSET_DROP, cap)
             except OSError:

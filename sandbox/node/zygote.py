@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import resource
 import select
 import signal
 import socket
@@ -19,13 +20,15 @@ from sandbox.node import cgroups, children, host, init, wire
 from sandbox.node import syscalls as sc
 
 PARENT_CHECK_MS = 1000
+GUEST_SECONDS = 1.0
 
 
 class Zygote:
     """Sandboxes by init's pid."""
 
-    def __init__(self, control: socket.socket, state: str) -> None:
+    def __init__(self, control: socket.socket, listener: socket.socket, state: str) -> None:
         self.control = control
+        self.listener = listener
         self.state = state
         self.identity = os.geteuid() == 0
         self.sandboxes: dict[int, dict[str, Any]] = {}
@@ -47,6 +50,7 @@ class Zygote:
         poll = select.poll()
         poll.register(self.control.fileno(), select.POLLIN)
         poll.register(wake, select.POLLIN)
+        poll.register(self.listener.fileno(), select.POLLIN)
         parent = os.getppid()
         while True:
             ready = [fd for fd, _ in poll.poll(PARENT_CHECK_MS)]
@@ -56,6 +60,8 @@ class Zygote:
             if wake in ready:
                 children.drain(wake)
                 self.reap()
+            if self.listener.fileno() in ready:
+                self.introduce()
             if self.control.fileno() in ready:
                 try:
                     message, fds = wire.receive(self.control)
@@ -77,6 +83,23 @@ class Zygote:
                 if record["id"] == message["id"]:
                     os.kill(pid, signal.SIGKILL)
 
+    def introduce(self) -> None:
+        """Serve one guest: hand the socket he sends to the init of the sandbox he names."""
+        connection, _ = self.listener.accept()
+        connection.settimeout(GUEST_SECONDS)
+        with connection, contextlib.suppress(OSError, ValueError, KeyError):
+            message, fds = wire.receive(connection)
+            record = next(
+                (each for each in self.sandboxes.values() if message and each["id"] == message["id"]), None
+            )
+            if record is None or not fds:
+                wire.send(connection, {"error": "no such sandbox"})
+            else:
+                wire.send(record["control"], {"op": "attach"}, fds)
+                wire.send(connection, {"ok": True, "handle": record["handle"]})
+            for fd in fds:
+                os.close(fd)
+
     def create(self, spec: dict[str, Any], client_fd: int) -> None:
         """Fork one sandbox. Its init reports success itself; what fails before is reported here."""
         client = socket.socket(fileno=client_fd)
@@ -92,10 +115,14 @@ class Zygote:
             if group is not None:
                 group.remove()
             wire.send(client, {"error": f"{error}", "errno": error.errno or 0})
+            self._forget(spec["id"])
             self.tell({"event": "dead", "id": spec["id"]})
             ours.close()
         else:
-            self.sandboxes[pid] = {"id": spec["id"], "group": group, "control": ours}
+            self.sandboxes[pid] = {
+                "id": spec["id"], "group": group, "control": ours, "handle": spec.pop("handle"),
+            }  # fmt: skip
+
             try:
                 self._identify(spec, pid)
                 group.add(pid)
@@ -120,10 +147,7 @@ class Zygote:
         try:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            ours.close()
-            self.control.close()
-            for record in self.sandboxes.values():
-                record["control"].close()
+            _close_all_but({client.fileno(), theirs.fileno(), *(fd for fd, _ in spec["events"].values())})
             if theirs.recv(1) == b"g":
                 init.run(spec, client, theirs)
         finally:
@@ -147,9 +171,12 @@ class Zygote:
             if record is not None:
                 record["control"].close()
                 record["group"].remove()
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(f"{self.state}/{record['id']}.json")
+                self._forget(record["id"])
                 self.tell({"event": "dead", "id": record["id"], "status": status})
+
+    def _forget(self, id: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(f"{self.state}/{id}.json")
 
     def tell(self, message: dict[str, Any]) -> None:
         with contextlib.suppress(OSError):
@@ -157,6 +184,8 @@ class Zygote:
 
     def shut_down(self) -> None:
         self.control.close()
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(f"{self.state}/{os.getpid()}.sock")
         for pid in self.sandboxes:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -165,8 +194,7 @@ class Zygote:
                 os.waitpid(pid, 0)
             record = self.sandboxes.pop(pid)
             record["group"].remove()
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(f"{self.state}/{record['id']}.json")
+            self._forget(record["id"])
 
 
 def _try_user_namespace() -> str:
@@ -202,6 +230,27 @@ def _sysctl(name: str) -> str:
         return ""
 
 
+def _close_all_but(keep: set[int]) -> None:
+    """Close every descriptor above standard error that is not in `keep`, other sandboxes' sockets too."""
+    first = 3
+    for fd in sorted(keep):
+        os.closerange(first, fd)
+        first = fd + 1
+    os.closerange(first, 1 << 20)
+
+
+def _listen(state: str) -> socket.socket:
+    """A socket in the state folder, for clients that attach; bound by its short name (paths have limits)."""
+    listener = socket.socket(socket.AF_UNIX)
+    os.chdir(state)
+    mask = os.umask(0o177)
+    listener.bind(f"{os.getpid()}.sock")
+    os.umask(mask)
+    listener.listen()
+    os.chdir("/")
+    return listener
+
+
 def _put(path: str, text: str) -> None:
     with open(path, "w") as file:
         file.write(text)
@@ -214,8 +263,11 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)
     control = socket.socket(fileno=int(sys.argv[1]))
     os.umask(0o022)
+    listener = _listen(sys.argv[2])
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # a socket for each sandbox
     host.settle()
-    zygote = Zygote(control, sys.argv[2])
+    zygote = Zygote(control, listener, sys.argv[2])
     wire.send(control, zygote.hello())
     gc.collect()
     gc.freeze()

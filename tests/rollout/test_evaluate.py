@@ -27,18 +27,21 @@ class Guess:
         return Outcome(Verdict(reward=float(act.text == "yes")))
 
 
-async def run(tmp_path, agent, **settings):
+async def run(tmp_path, agent, *, progress=None, **settings):
     def script(request, turn):
         return "yes" if request.seed % 2 else "no"
 
     speaker = Speaker(ScriptedEngine(script), Chat(), Characters(), "fake")
     config = EvaluationConfig(**{"samples": 4, "in_flight": 3, **settings})
-    return await evaluate(TASKS, speaker, agent, folder=tmp_path, run_id="eval", config=config)
+    return await evaluate(
+        TASKS, speaker, agent, folder=tmp_path, run_id="eval", config=config, progress=progress
+    )
 
 
 async def test_rates_and_intervals(tmp_path):
-    agent = Guess(broken={"task-5"})
-    done = await run(tmp_path, agent)
+    agent, heard = Guess(broken={"task-5"}), []
+    done = await run(tmp_path, agent, progress=lambda *counts: heard.append(counts))
+    assert heard == [(n, 24) for n in range(1, 25)]
     assert len(agent.ran) == 24
     assert list(done.trajectories) == [task.id for task in TASKS]
     assert done.failed == 4

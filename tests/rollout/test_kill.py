@@ -14,7 +14,7 @@ import pytest
 
 from tests.rollout.killable import main
 
-STEPS = 4
+STEPS = 3
 
 
 def start(folder, mode):

@@ -2,6 +2,8 @@
 
 import asyncio
 import itertools
+import threading
+from random import Random
 
 import pytest
 import torch
@@ -280,6 +282,32 @@ async def test_cancelling_one_request_leaves_the_others():
         assert len(again.tokens) == 5
 
 
+async def test_giving_up_while_the_network_computes_harms_nobody():
+    """The worker thread is inside the cache when a caller leaves; its slot goes to the next one."""
+    policy = FakePolicy()
+    entered, leave = threading.Event(), threading.Event()
+    async with Opened(policy) as engine:
+        alone = await engine.generate(request(seed=2))
+    async with Opened(policy, slots=2, compute="thread") as engine:
+        extend = policy.cache.extend
+
+        def slow(slots, tokens):
+            entered.set()
+            assert leave.wait(5)
+            return extend(slots, tokens)
+
+        policy.cache.extend = slow
+        doomed = asyncio.create_task(engine.generate(request(seed=1, session="d", prefix=len(PROMPT))))
+        other = asyncio.create_task(engine.generate(request(seed=2)))
+        await asyncio.to_thread(entered.wait, 5)
+        doomed.cancel()
+        await asyncio.sleep(0)
+        engine.release("d")
+        third = asyncio.create_task(engine.generate(request(seed=2)))
+        leave.set()
+        assert ids(await other) == ids(await third) == ids(alone)
+
+
 async def test_logits_that_are_not_finite_fail_one_request_only():
     class Poisoned(FakePolicy):
         def open_cache(self, slots, max_tokens):
@@ -334,3 +362,57 @@ async def test_greedy_is_certain():
         second = await engine.generate(request(temperature=0, seed=2))
     assert ids(first) == ids(second)
     assert {token.logprob for token in first.tokens} == {0.0}
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_whatever_happens_a_session_says_what_it_says_alone(seed):
+    """Three-turn sessions among random pauses, replays of all caches, evictions and callers that give up."""
+    policy, random = FakePolicy(), Random(seed)
+    weights = {name: value.clone() for name, value in policy.module.state_dict().items()}
+
+    def turn_of(number, context, turn):
+        return request(context, seed=number, n=5, session=f"s{number}", prefix=0 if turn else len(PROMPT))
+
+    async def alone(number):
+        async with Opened(slots=1, prefix_slots=1) as engine:
+            context = list(PROMPT)
+            for turn in range(3):
+                done = await engine.generate(turn_of(number, context, turn))
+                context += [*ids(done), 70 + turn]
+            return context
+
+    async def troubled(engine, number):
+        context = list(PROMPT)
+        for turn in range(3):
+            while True:
+                task = asyncio.create_task(engine.generate(turn_of(number, context, turn)))
+                if random.random() < 0.3:
+                    await asyncio.sleep(random.random() * 0.004)
+                    if not task.done():
+                        task.cancel()
+                await asyncio.wait([task])
+                if not task.cancelled():
+                    break
+            context += [*ids(task.result()), 70 + turn]
+            await asyncio.sleep(random.random() * 0.003)
+        engine.release(f"s{number}")
+        return context
+
+    async def disturb(engine):
+        while True:
+            await asyncio.sleep(random.random() * 0.004)
+            await engine.pause()
+            if random.random() < 0.5:
+                cache = random.choice(["keep", "replay"])
+                await engine.update_weights(weights, engine.version + 1, cache=cache)
+            await asyncio.sleep(random.random() * 0.002)
+            await engine.resume()
+
+    settings = {"slots": 4, "prefix_slots": 1, "prefill_tokens": 30, "compute": "thread"}
+    async with Opened(policy, **settings) as engine:
+        trouble = asyncio.create_task(disturb(engine))
+        found = await asyncio.gather(*(troubled(engine, number) for number in range(10)))
+        trouble.cancel()
+        await asyncio.wait([trouble])
+        assert engine.stats().replayed_tokens > 0
+    assert found == [await alone(number) for number in range(10)]

@@ -86,7 +86,7 @@ async def test_reap_removes_what_a_killed_nodelet_left(store: Path, provider: Na
 
 
 async def test_provider_survives_its_nodelet(provider: NamespaceProvider) -> None:
-    spec = SandboxSpec(image=provider.images.host_base())
+    spec = SandboxSpec(image=provider.images.host_base(), owner="orphan")
     box = await provider.create(spec)
     task = asyncio.create_task(box.exec("sleep 4322"))
     await asyncio.sleep(0.2)
@@ -95,6 +95,8 @@ async def test_provider_survives_its_nodelet(provider: NamespaceProvider) -> Non
     assert (await task).outcome is Outcome.LOST
     await box.close()
     async with await provider.create(spec) as again:
+        assert (await again.exec("echo on")).ok
+        assert await provider.reap("orphan") == 1, "the control group of the first stayed"
         assert (await again.exec("echo on")).ok
 
 

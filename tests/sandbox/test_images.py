@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from sandbox.base import SandboxSpec
+from sandbox.base import SandboxSpec, SandboxUnavailable
 from sandbox.images import ImageStore
 from sandbox.namespace import NamespaceProvider
+from sandbox.node import syscalls as sc
 
 
 def grow(root: Path, text: str) -> Path:
@@ -105,3 +106,21 @@ async def test_snapshot_of_a_snapshot_restores_deletions(provider: NamespaceProv
         seen = await box.exec("ls bin; stat -c %U bin/new; ls /etc/hostname")
         assert seen.stdout == b"new\nroot\n"
         assert images.manifest(second).layers[:1] == images.manifest(image).layers
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk needs root")
+def test_a_full_disk_is_one_sentence_and_leaves_nothing(tmp_path: Path) -> None:
+    tree = grow(tmp_path / "tree", "x")
+    (tree / "big").write_bytes(os.urandom(6 << 20))
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    sc.mount("tmpfs", str(disk), "tmpfs", 0, "size=8m")
+    try:
+        images = ImageStore(disk)
+        base = images.host_base()
+        with pytest.raises(SandboxUnavailable, match="free some disk"):
+            images.add_layer(base, tree)
+        assert list((disk / "layers").iterdir()) == []
+        assert images.exists(base)
+    finally:
+        sc.umount(str(disk))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sandbox.base import PolicyUnsupported, SandboxSpec, provider
+from sandbox.base import PolicyUnsupported, SandboxLost, SandboxSpec, provider
 from sandbox.namespace import NamespaceProvider, buildnet, probe
 from sandbox.node import seccomp
 
@@ -112,3 +112,23 @@ def test_seccomp_program_is_well_formed() -> None:
     for at, (code, if_true, if_false, _) in enumerate(instructions):
         if code & 7 == 5:
             assert at + 1 + max(if_true, if_false) < len(instructions), f"jump out of the program at {at}"
+
+
+async def test_a_guest_shares_the_sandbox_and_only_detaches(provider: NamespaceProvider, store: Path) -> None:
+    spec = SandboxSpec(image=provider.images.host_base(), workdir="/some/where", env={"A": "1"})
+    async with NamespaceProvider(store) as other, await provider.create(spec) as box:
+        guest = await other.attach(box.id)
+        await box.write("file", b"shared")
+        assert (await guest.exec("cat file; echo $A")).stdout == b"shared1\n"
+        held = await guest.exec("sleep 4000 & echo x")
+        assert held.ok
+        await guest.close()
+        assert (await box.exec("ps -A -o args | grep -c '[s]leep 4000'")).stdout == b"1\n"
+        again = await other.attach(box.id)
+        await box.close()
+        assert not again.alive
+        with pytest.raises(SandboxLost):
+            await again.exec("true")
+        await again.close()
+        with pytest.raises(SandboxLost):
+            await other.attach(box.id)
