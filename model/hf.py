@@ -68,6 +68,8 @@ class HFPolicy:
         self.module: Any = module
         self.tokenizer = tokenizer
         self.vocab, self.width = self.head().shape
+        self.replay_window: int | None = None
+        self.shares_prefixes = False
 
     @cached_property
     def chat(self) -> ChatML:

@@ -1,6 +1,7 @@
 """Reinforcement learning on a tiny network: the step's invariants, exact resume, the real service."""
 
 import math
+import runpy
 from dataclasses import replace
 
 import pytest
@@ -203,3 +204,10 @@ async def test_killed_at_random_moments_ends_in_the_same_bits(tmp_path):
     assert tiny.weights_equal(FlashPolicy.open(whole.policy), other)
     lines = list(read_lines(tmp_path / "killed" / "metrics.jsonl"))
     assert [line["step"] for line in lines] == list(range(1, 5)), "no step is missing or counted twice"
+
+
+def test_the_teaching_loop_learns(capsys):
+    loop = runpy.run_path(str(tiny.ROOT / "examples" / "rl_loop.py"))
+    rewards = loop["main"](steps=16)
+    assert sum(rewards[-3:]) / 3 > sum(rewards[:3]) / 3 + 0.1
+    assert all(float(line.split()[-1]) < 1e-4 for line in capsys.readouterr().out.splitlines())
