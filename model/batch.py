@@ -48,14 +48,27 @@ class Batch:
     places: tuple[Place, ...] = ()
     decoder_columns_BU: Tensor | None = field(default=None, repr=False)
     """Columns where the decoder runs, left-justified, -1 = none; None runs it everywhere."""
+    prefix: Batch | None = field(default=None, repr=False)
+    """Beginnings that rows of this batch share (`model.forks`): a row goes on where its prefix ends."""
+    prefix_rows_B: Tensor | None = field(default=None, repr=False)
+    """Row of `prefix` that each row goes on from."""
 
     def to(self, device: torch.device | str) -> Batch:
         """The same batch on another device."""
         moved = {
             name: getattr(self, name).to(device, non_blocking=True)
-            for name in ("tokens_BT", "segments_BT", "positions_BT", "starts_BT", "decoder_columns_BU")
+            for name in (
+                "tokens_BT",
+                "segments_BT",
+                "positions_BT",
+                "starts_BT",
+                "decoder_columns_BU",
+                "prefix_rows_B",
+            )
             if getattr(self, name) is not None
         }
+        if self.prefix is not None:
+            moved["prefix"] = self.prefix.to(device)
         return replace(self, **moved)
 
     def scatter(self, values: Sequence_[Sequence_[float] | Tensor], *, fill: float = 0.0) -> Tensor:

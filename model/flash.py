@@ -13,6 +13,7 @@ from model.cache import FlashCache
 from model.chat import FlashChat
 from model.checkpoint import read_config, read_weights, write_network
 from model.config import NetworkConfig
+from model.forks import hidden_of_tails
 from model.network import Network
 from model.presets import preset
 from model.tokenizer import Tokenizer
@@ -35,6 +36,7 @@ class FlashPolicy:
         self.vocab = config.vocab
         self.width = config.width
         self.replay_window: int | None = config.window
+        self.shares_prefixes = True
 
     @classmethod
     def fresh(cls, name: str, *, seed: int) -> FlashPolicy:
@@ -55,6 +57,8 @@ class FlashPolicy:
 
     def hidden(self, batch: Batch) -> Tensor:
         """See `Policy.hidden`."""
+        if batch.prefix is not None:
+            return hidden_of_tails(self.module, batch)
         states, columns = self.module(
             batch.tokens_BT,
             batch.segments_BT,

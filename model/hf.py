@@ -68,6 +68,8 @@ class HFPolicy:
         self.tokenizer = tokenizer
         self.replay_window: int | None = None
         self.vocab, self.width = self.head().shape
+        self.replay_window: int | None = None
+        self.shares_prefixes = False
 
     @property
     def chat(self) -> ChatML:

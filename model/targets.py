@@ -67,13 +67,14 @@ def targets(batch: Batch, positions: Sequence[Sequence[int]]) -> Targets:
     owners: list[tuple[int, int]] = []
     for index, row, column, length in batch.places:
         wanted = positions[index]
-        start = int(batch.starts_BT[row, column])
-        if wanted and not (start < wanted[0] and wanted[-1] < length):
+        first = int(batch.positions_BT[row, column])  # 0, or where a shared prefix ended
+        start = max(first, int(batch.starts_BT[row, column]))
+        if wanted and not (start < wanted[0] and wanted[-1] < first + length):
             raise ValueError(
-                f"sequence {index}: targets lie in {start + 1}..{length - 1}, got {list(wanted)[:3]}"
+                f"sequence {index}: targets lie in {start + 1}..{first + length - 1}, got {list(wanted)[:3]}"
             )
         rows += [row] * len(wanted)
-        columns += [column + at - 1 for at in wanted]
+        columns += [column - first + at - 1 for at in wanted]
         owners.append((index, len(wanted)))
     device = batch.tokens_BT.device
     rows_N = torch.tensor(rows, dtype=torch.long, device=device)

@@ -1,7 +1,7 @@
 """From student trajectories to what is distilled: token pieces, and for each its teachers.
 
 A sample bears loss where the student sampled, whatever its reward: on-policy distillation learns from the
-teachers' distribution, not from success. Samples that we broke are left out. No torch here.
+teachers' distribution, not from success. Samples that we broke are left out.
 """
 
 from __future__ import annotations
@@ -10,6 +10,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from catalog.models import Trajectory
+from model.batch import Batch, pack
+from model.batch import Sequence as PackedSequence
+from model.forks import pack_forks
+from model.policy import Policy
 from opd.config import TeacherConfig
 from opd.order import Work
 
@@ -19,6 +23,8 @@ class Piece:
     """One sample as student and teachers read it."""
 
     id: str
+    group: str
+    """Samples of one prompt share it."""
     domain: str
     tokens: tuple[int, ...]
     start: int
@@ -39,7 +45,8 @@ def piece(trajectory: Trajectory, mask: Sequence[bool], domain: str, *, window: 
     prompt = trajectory.sampled.index(True)
     first = next((segment.end for segment in trajectory.segments if segment.start == 0), prompt)
     start = 0 if window is None else max(0, min(first, prompt) - window)
-    return Piece(trajectory.id, domain, trajectory.token_ids[: bearing[-1] + 1], start, bearing)
+    group = trajectory.group or trajectory.task_id
+    return Piece(trajectory.id, group, domain, trajectory.token_ids[: bearing[-1] + 1], start, bearing)
 
 
 def assign(pieces: Sequence[Piece], teachers: Sequence[TeacherConfig]) -> list[Work[Piece]]:
@@ -65,6 +72,15 @@ def split(pieces: Sequence[Piece], parts: int) -> list[list[Piece]]:
     """So many minibatches of nearly equal size, in order; fewer when there are fewer samples."""
     parts = min(parts, len(pieces))
     return [list(pieces[at::parts]) for at in range(parts)]
+
+
+def packed(pieces: Sequence[Piece], policy: Policy, micro_tokens: int) -> list[Batch]:
+    """The pieces in micro-batches: a prompt is computed once for its samples, if the network can do that."""
+    sequences = [PackedSequence(item.tokens, item.start) for item in pieces]
+    if not policy.shares_prefixes:
+        return pack(sequences, micro_tokens)
+    needed_from = [item.targets[0] - 1 for item in pieces]
+    return pack_forks(sequences, [item.group for item in pieces], needed_from, micro_tokens)
 
 
 DomainOf = Callable[[Trajectory], str]

@@ -10,13 +10,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from model.batch import Batch, pack
-from model.batch import Sequence as PackedSequence
+from model.batch import Batch
 from model.policy import Policy
 from model.targets import targets
 from model.training import LossSum, StepReport, TrainEngine
 from opd.config import OpdConfig
-from opd.data import DomainOf, Piece, assign, piece, split
+from opd.data import DomainOf, Piece, assign, packed, piece, split
 from opd.loss import reverse_kl
 from opd.order import Heads, Work, by_teacher
 from opd.teachers import TeacherPool
@@ -109,15 +108,14 @@ def update(
         )
 
     denominator = sum(len(item.targets) for item in pieces)
-    return engine.step(micro_batches(config, heads, work), loss, denominator=denominator)
+    return engine.step(micro_batches(config, policy, heads, work), loss, denominator=denominator)
 
 
 def micro_batches(
-    config: OpdConfig, heads: Heads, work: Sequence[tuple[str, list[Work[Piece]]]]
+    config: OpdConfig, policy: Policy, heads: Heads, work: Sequence[tuple[str, list[Work[Piece]]]]
 ) -> Iterator[Micro]:
     """Teacher by teacher, so that each head is on the device once, while the next one is read."""
     visits = heads.visit([name for name, _ in work])
     for (name, head_VE), (_, items) in zip(visits, work, strict=True):
-        sequences = [PackedSequence(item.sample.tokens, item.sample.start) for item in items]
-        for batch in pack(sequences, config.micro_tokens):
+        for batch in packed([item.sample for item in items], policy, config.micro_tokens):
             yield Micro(batch, name, head_VE, items)

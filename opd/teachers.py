@@ -16,13 +16,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from model.batch import Sequence as PackedSequence
-from model.batch import pack
 from model.policy import Policy, load_policy
 from model.targets import targets
 from opd.cache import HiddenCache, Key, sample_digest
 from opd.config import TeacherConfig
-from opd.data import Piece
+from opd.data import Piece, packed
 
 
 class TeacherPool:
@@ -110,9 +108,8 @@ class TeacherPool:
 @torch.no_grad()
 def read(policy: Policy, pieces: Sequence[Piece], micro_tokens: int) -> list[tuple[Piece, Tensor]]:
     """Final hidden states of a network at the loss-bearing positions, piece by piece."""
-    sequences = [PackedSequence(item.tokens, item.start) for item in pieces]
     states: list[tuple[Piece, Tensor]] = []
-    for batch in pack(sequences, micro_tokens):
+    for batch in packed(pieces, policy, micro_tokens):
         wanted = targets(batch, [item.targets for item in pieces])
         parts = wanted.hidden(policy.hidden(batch)).split([count for _, count in wanted.owners])
         states += [(pieces[index], part) for (index, _), part in zip(wanted.owners, parts, strict=True)]

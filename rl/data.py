@@ -38,6 +38,8 @@ class Piece:
     """By target: publications since the one that sampled it."""
     bears: tuple[bool, ...]
     """By target: it bears loss, being not too stale."""
+    same: tuple[bool, ...]
+    """By target: the trainer's very weights sampled it and wrote all key-values that it read."""
     kept: tuple[tuple[int, ...] | None, ...] | None
     """By target: ids that top-p left; None when it cut nothing."""
     temperature: float
@@ -81,6 +83,12 @@ def piece(
             f"trajectory {trajectory.id} has no token sampled at a temperature above 0: nothing to reinforce"
         )
     first = next((segment.end for segment in trajectory.segments if segment.start == 0), targets[0])
+    same = {
+        at
+        for segment in trajectory.segments
+        if segment.version == segment.kv_version == version
+        for at in range(segment.start, segment.end)
+    }
     kept = None if trajectory.kept is None else tuple(trajectory.kept[at] for at in targets)
     return Piece(
         id=trajectory.id,
@@ -91,6 +99,7 @@ def piece(
         logprobs=tuple(trajectory.logprobs[at] or 0.0 for at in targets),
         staleness=tuple(version - (trajectory.versions[at] or 0) for at in targets),
         bears=tuple(mask[at] for at in targets),
+        same=tuple(at in same for at in targets),
         kept=kept if kept is not None and any(ids is not None for ids in kept) else None,
         temperature=trajectory.temperature,
         advantage=advantage,

@@ -44,6 +44,8 @@ class TokenData:
     """Publications between the token's version and the trainer's, int64."""
     bears_N: Tensor
     """bool; False masks a token from the loss (too stale) without making the others louder."""
+    same_N: Tensor
+    """bool; the trainer's very weights sampled the token and wrote all key-values that it read."""
 
 
 def denominator(config: LossConfig, loss_tokens: int, samples: int) -> float:
@@ -102,7 +104,7 @@ class TokenStats:
     clipped: int = 0
     kl_sum: float = 0.0
     entropy_sum: float = 0.0
-    fresh_tokens: int = 0
+    same_tokens: int = 0
     mismatch_sum: float = 0.0
     mismatch_max: float = 0.0
 
@@ -125,10 +127,9 @@ class TokenStats:
         # k3 of KL(mu || pi): exp(d) - 1 - d with d = now - rollout; never negative.
         self.kl_sum += float((ratio_N - 1 - ratio_N.log()).sum())
         self.entropy_sum += float(entropy_N.double().sum())
-        fresh_N = staleness_N == 0
-        if bool(fresh_N.any()):
-            gap_N = (now_N - rollout_N)[fresh_N].abs()
-            self.fresh_tokens += int(fresh_N.sum())
+        if bool(data.same_N.any()):
+            gap_N = (now_N - rollout_N)[data.same_N].abs()
+            self.same_tokens += int(data.same_N.sum())
             self.mismatch_sum += float(gap_N.sum())
             self.mismatch_max = max(self.mismatch_max, float(gap_N.max()))
 
@@ -147,6 +148,7 @@ class TokenStats:
             "clip_fraction": self.clipped / n,
             "kl": self.kl_sum / n,
             "entropy": self.entropy_sum / n,
-            "mismatch_mean": self.mismatch_sum / max(1, self.fresh_tokens),
+            "same_tokens": float(self.same_tokens),
+            "mismatch_mean": self.mismatch_sum / max(1, self.same_tokens),
             "mismatch_max": self.mismatch_max,
         }

@@ -13,6 +13,7 @@ from torch import Tensor
 from catalog.models import Trajectory
 from model.batch import Batch, pack
 from model.batch import Sequence as PackedSequence
+from model.forks import pack_forks
 from model.policy import Policy
 from model.targets import Targets, targets, token_logprobs
 from model.training import LossSum, TrainEngine
@@ -89,6 +90,7 @@ def update(
             advantage_N=wanted.spread([item.advantage for item in pieces]),
             staleness_N=wanted.lay([item.staleness for item in pieces], torch.long),
             bears_N=wanted.lay([item.bears for item in pieces], torch.bool),
+            same_N=wanted.lay([item.same for item in pieces], torch.bool),
         )
         old_N = now_N.detach()
         if start is not None:
@@ -97,12 +99,16 @@ def update(
         return LossSum(policy_loss(config.loss, now_N, old_N, data))
 
     over = denominator(config.loss, sum(len(item.targets) for item in pieces), len(pieces))
-    return engine.step(packed(config, pieces), loss, denominator=over)
+    return engine.step(packed(config, policy, pieces), loss, denominator=over)
 
 
-def packed(config: RlConfig, pieces: Sequence[Piece]) -> list[Batch]:
-    """The pieces in micro-batches, by best fit."""
-    return pack([PackedSequence(item.tokens, item.start) for item in pieces], config.micro_tokens)
+def packed(config: RlConfig, policy: Policy, pieces: Sequence[Piece]) -> list[Batch]:
+    """The pieces in micro-batches: a prompt is computed once for its samples, if the network can do that."""
+    sequences = [PackedSequence(item.tokens, item.start) for item in pieces]
+    if not policy.shares_prefixes:
+        return pack(sequences, config.micro_tokens)
+    needed_from = [item.targets[0] - 1 for item in pieces]
+    return pack_forks(sequences, [item.group for item in pieces], needed_from, config.micro_tokens)
 
 
 def logprobs(policy: Policy, pieces: Sequence[Piece], batch: Batch) -> tuple[Targets, Tensor, Tensor]:
@@ -123,7 +129,7 @@ def logprobs(policy: Policy, pieces: Sequence[Piece], batch: Batch) -> tuple[Tar
 def start_logprobs(config: RlConfig, policy: Policy, pieces: Sequence[Piece]) -> dict[str, Tensor]:
     """Log-probabilities by sample id before the first update of a batch."""
     found: dict[str, Tensor] = {}
-    for batch in packed(config, pieces):
+    for batch in packed(config, policy, pieces):
         wanted, now_N, _ = logprobs(policy, pieces, batch)
         parts = now_N.split([count for _, count in wanted.owners])
         found |= {pieces[index].id: part for (index, _), part in zip(wanted.owners, parts, strict=True)}

@@ -5,8 +5,9 @@
 The service keeps samples in flight all the time; training takes finished ones, whatever policy version they
 began under, and corrects per token for the versions that sampled them. Log-probabilities are recomputed by
 the very computation that sampled them (quantized main cache, bounded replay of the decoder), so at
-staleness 0 they agree with the engine's; `mismatch_max` watches that, and a value above `mismatch_alarm`
-means that the two compute different networks.
+staleness 0 they agree with the engine's. `mismatch_max` watches that on tokens whose key-values were
+written by the same weights too (a sample that spans publications keeps its cache), and a value above
+`mismatch_alarm` means that the two compute different networks.
 
 A step's checkpoint is on disk before its weights are published, and says how many batches were trained on.
 Killed before it, the run trains the same batch again (the service's ledger hands out the same one); killed

@@ -21,7 +21,7 @@ def tokens(n=64, seed=0):
     now = (old + 0.3 * torch.randn(n, generator=rng, dtype=torch.float64)).requires_grad_()
     advantage = torch.randn(n, generator=rng, dtype=torch.float64)
     staleness = torch.randint(0, 4, (n,), generator=rng)
-    return now, old, TokenData(rollout, advantage, staleness, staleness <= 2)
+    return now, old, TokenData(rollout, advantage, staleness, staleness <= 2, staleness == 0)
 
 
 def fresh(data, **changes):
@@ -31,7 +31,13 @@ def fresh(data, **changes):
 
 
 def part_of(data, part):
-    return TokenData(data.rollout_N[part], data.advantage_N[part], data.staleness_N[part], data.bears_N[part])
+    return TokenData(
+        data.rollout_N[part],
+        data.advantage_N[part],
+        data.staleness_N[part],
+        data.bears_N[part],
+        data.same_N[part],
+    )
 
 
 def reference(config, now, old, rollout, advantage, stale):
@@ -95,6 +101,7 @@ def test_a_broken_token_of_zero_advantage_gives_no_nan():
         torch.tensor([1.0, 0.0]),
         torch.tensor([0, 0]),
         torch.tensor([True, True]),
+        torch.tensor([True, True]),
     )
     loss = policy_loss(LossConfig(), now, now.detach(), data)
     loss.backward()
@@ -124,7 +131,7 @@ def test_stats_do_not_depend_on_the_split_and_see_a_mismatch():
     for part in (slice(0, 11), slice(11, 64)):
         split.update(LossConfig(), now[part], torch.ones(64)[part], part_of(data, part))
     assert whole.metrics() == pytest.approx(split.metrics())
-    on_policy = data.staleness_N == 0
+    on_policy = data.same_N
     gap = (now - data.rollout_N)[on_policy].abs()
     assert whole.metrics()["mismatch_max"] == pytest.approx(float(gap.max()))
     weights = (now - data.rollout_N).exp()

@@ -115,7 +115,7 @@ def test_order_and_split_change_no_gradient_and_states_are_read_once(config, tmp
 
 
 def test_weights_of_a_sample_sum_to_one_and_a_domain_needs_a_teacher():
-    item = Piece("a", "x", (1, 2), 0, (1,))
+    item = Piece("a", "g", "x", (1, 2), 0, (1,))
     teachers = [TeacherConfig(name="p", policy="p", weight=3.0), TeacherConfig(name="q", policy="q")]
     assert [(w.teacher, w.weight) for w in assign([item], teachers)] == [("p", 0.75), ("q", 0.25)]
     with pytest.raises(ValueError, match="no teacher for domain 'x'"):
@@ -144,13 +144,13 @@ def test_another_vocabulary_is_refused(config, tmp_path):
 
 async def test_student_approaches_both_teachers(config, tmp_path):
     faster = ADAM.model_copy(update={"lr": 2e-2})
-    config = config.model_copy(update={"steps": 12, "micro_tokens": 2048, "optimizer": faster})
+    config = config.model_copy(update={"steps": 16, "micro_tokens": 2048, "optimizer": faster})
     source = tiny.Recorder(prompts=2, samples=6, cycle=1)
     await train(config, tiny.policy(), source.open, run=tmp_path / "run", domain_of=domain_of)
     lines = list(read_lines(tmp_path / "run" / "metrics.jsonl"))
     for name in ("kl_same", "kl_wide"):
         series = [line[name] for line in lines if name in line]
-        assert sum(series[-3:]) / 3 < 0.8 * sum(series[:3]) / 3, name
+        assert sum(series[-3:]) / 3 < 0.9 * sum(series[:2]) / 2, name
 
 
 KILLED = """

@@ -1,6 +1,7 @@
 """Reinforcement learning on a tiny network: the step's invariants, exact resume, the real service."""
 
 import math
+import runpy
 from dataclasses import replace
 
 import pytest
@@ -55,7 +56,7 @@ def test_trainer_and_sampler_agree_at_staleness_zero(net, temperature):
     assert any(len(t.token_ids) > 2 * net.config.window for t in found)
     pieces = [piece(t, t.sampled, 1.0, version=0, window=net.replay_window) for t in found]
     assert any(item.start > 0 for item in pieces)
-    for batch in packed(CONFIG, pieces):
+    for batch in packed(CONFIG, net, pieces):
         wanted, now_N, _ = logprobs(net, pieces, batch)
         recorded_N = wanted.lay([item.logprobs for item in pieces])
         assert float((now_N - recorded_N).detach().abs().max()) < 1e-4
@@ -63,7 +64,10 @@ def test_trainer_and_sampler_agree_at_staleness_zero(net, temperature):
 
 def test_a_wrong_decoder_start_is_noticed(net):
     found = tiny.trajectories(net, 1, version=0, prompts=6)
-    moved = [t.model_copy(update={"segments": (t.segments[0].model_copy(update={"end": 1}),)}) for t in found]
+    moved = [
+        t.model_copy(update={"segments": (t.segments[0].model_copy(update={"end": 1}), t.segments[1])})
+        for t in found
+    ]
     metrics = learn(CONFIG, TrainEngine(net.module, ADAM), net, tiny.batch_of(moved))
     assert metrics["mismatch_alarm"] == 1.0
     fatal = CONFIG.model_copy(update={"mismatch_fatal": True})
@@ -200,3 +204,10 @@ async def test_killed_at_random_moments_ends_in_the_same_bits(tmp_path):
     assert tiny.weights_equal(FlashPolicy.open(whole.policy), other)
     lines = list(read_lines(tmp_path / "killed" / "metrics.jsonl"))
     assert [line["step"] for line in lines] == list(range(1, 5)), "no step is missing or counted twice"
+
+
+def test_the_teaching_loop_learns(capsys):
+    loop = runpy.run_path(str(tiny.ROOT / "examples" / "rl_loop.py"))
+    rewards = loop["main"](steps=16)
+    assert sum(rewards[-3:]) / 3 > sum(rewards[:3]) / 3 + 0.1
+    assert all(float(line.split()[-1]) < 1e-4 for line in capsys.readouterr().out.splitlines())

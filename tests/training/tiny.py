@@ -93,6 +93,9 @@ class _Sample:
             versions=tuple(version if at in self.logprobs else None for at in places),
             segments=(
                 Segment(kind="prefill", start=0, end=self.prompt, version=version, kv_version=version),
+                Segment(
+                    kind="decode", start=self.prompt, end=len(places), version=version, kv_version=version
+                ),
             ),
             verdict=None if lost else Verdict(reward=sum(even) / len(even)),
             failure=lost,
