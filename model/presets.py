@@ -5,9 +5,9 @@ from __future__ import annotations
 from model.config import NetworkConfig
 
 PRESETS: dict[str, NetworkConfig] = {
-    "flash-nano": NetworkConfig(name="flash-nano"),
-    "flash-wide": NetworkConfig(
-        name="flash-wide",
+    "flash-slim": NetworkConfig(name="flash-slim"),
+    "flash-nano": NetworkConfig(
+        name="flash-nano",
         width=160,
         head_dim=32,
         heads=4,
@@ -39,7 +39,7 @@ PRESETS: dict[str, NetworkConfig] = {
         shared_width=16,
     ),
 }
-"""`flash-nano` and `flash-wide` are trained and share a tokenizer; `flash-tiny` is for tests."""
+"""`flash-nano` (the student) and `flash-slim` (a narrower teacher) are trained and share a tokenizer; `flash-tiny` is for tests."""
 
 
 def preset(name: str) -> NetworkConfig:

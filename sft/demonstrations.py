@@ -10,7 +10,7 @@ not an example to follow.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from catalog.models import CandidateSet
 from model.chat import ChatFormat, Message
@@ -26,21 +26,24 @@ def demonstrations(
     efforts: Sequence[int],
     seed: int,
     window: int | None,
+    count: Callable[[str], int] | None = None,
 ) -> list[Example]:
     """At most `variants` samples a set, in a fixed order; the same arguments give the same samples.
 
     Args:
         efforts: one is drawn for each sample.
         window: tokens of the decoder's bounded replay (`sft.data.example`).
+        count: tokens of a text, which keep the prompt within its budget as in a rollout.
     """
     made = (
         demonstration(
             choices,
             chat,
-            random.Random(f"{seed} {choices.task_id} {variant}"),
-            variant,
-            efforts,
-            window,
+            seed=seed,
+            variant=variant,
+            efforts=efforts,
+            window=window,
+            count=count,
         )
         for choices in sets
         for variant in range(variants)
@@ -51,10 +54,12 @@ def demonstrations(
 def demonstration(
     choices: CandidateSet,
     chat: ChatFormat,
+    *,
     seed: int,
     variant: int,
     efforts: Sequence[int],
     window: int | None,
+    count: Callable[[str], int] | None = None,
 ) -> Example | None:
     """One way through a set; None when no submission of it would pass."""
     rng = random.Random(f"{seed} {choices.task_id} {variant}")
@@ -70,6 +75,7 @@ def demonstration(
         test_source=choices.test_source,
         failure=choices.failure,
         candidates=[choices.candidates[i] for i in shown],
+        count=count,
     )
     messages = [Message(role, text) for role, text in opening]  # pyright: ignore[reportArgumentType]
     teaches = [False] * len(messages)

@@ -283,7 +283,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--presets", nargs="+", default=["flash-nano", "flash-wide"])
+    parser.add_argument("--presets", nargs="+", default=["flash-nano", "flash-slim"])
     parser.add_argument("--corpus", type=Path, required=True, help="made by sft.corpus")
     parser.add_argument("--out", required=True)
     parser.add_argument("--init", type=Path, help="go on from these weights")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import tomllib
 from pathlib import Path
 from typing import Annotated, Any
@@ -50,6 +51,8 @@ def demo(
     if dry_run:
         print(json.dumps(settings.model_dump(mode="json"), indent=2))
         return
+    # Two spinning OpenMP threads beside busy sandboxes cost ten times what they bring.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     from console.demo.run import run_demo
     from console.progress import Stages
 

@@ -35,8 +35,8 @@ class DemoConfig(BaseModel):
     variants: int = 24
     """Demonstrations of one task."""
     sft: SftConfig = SftConfig(steps=60, batch_samples=16, optimizer=_gentle(60))
-    wide: SftConfig = SftConfig(policy="flash-wide", steps=40, batch_samples=16, optimizer=_gentle(40))
-    """The second teacher: another width, fine-tuned on the same demonstrations."""
+    slim: SftConfig = SftConfig(policy="flash-slim", steps=40, batch_samples=16, optimizer=_gentle(40))
+    """The second teacher: a narrower network, fine-tuned on the same demonstrations."""
     rl: RlConfig = RlConfig(
         steps=20,
         call_tokens={"try": 8.0},

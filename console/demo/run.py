@@ -61,10 +61,10 @@ async def _run(config: DemoConfig, folder: Path, log: Stages) -> dict[str, Any]:
                 rl = await watched(stage, folder / "rl", stages.reinforce(bench, parts, sft, "rl"))
                 stage.result(last_line(folder / "rl", "reward_mean", "off_policy_ratio", "utilisation"))
             with log.stage("OPD", total=config.opd.steps) as stage:
-                wide = await asyncio.to_thread(stages.fine_tune, bench, parts, config.wide, "wide")
+                slim = await asyncio.to_thread(stages.fine_tune, bench, parts, config.slim, "slim")
                 teachers = (
                     TeacherConfig(name="rl", policy=str(rl)),
-                    TeacherConfig(name="wide", policy=str(wide), domains=("data",)),
+                    TeacherConfig(name="slim", policy=str(slim), domains=("data",)),
                 )
                 work = stages.distil(bench, parts, sft, teachers, domains(parts))
                 opd = await watched(stage, folder / "opd", work)

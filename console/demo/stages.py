@@ -87,6 +87,7 @@ def examples(bench: Bench, tasks: Sequence[Task], policy: Policy, variants: int)
         efforts=bench.config.rl.effort.efforts,
         seed=bench.config.seed,
         window=policy.replay_window,
+        count=lambda text: len(policy.tokenizer.encode(text)),
     )
 
 

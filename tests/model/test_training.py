@@ -244,13 +244,13 @@ def test_saved_policies_come_back(tmp_path):
 
 def test_presets_keep_their_sizes():
     sizes = {}
-    for name in ("flash-nano", "flash-wide"):
+    for name in ("flash-nano", "flash-slim"):
         module, config = FlashPolicy.fresh(name, seed=0).module, PRESETS[name]
         total = sum(p.numel() for p in module.parameters())
         idle = config.layers * (config.experts - config.experts_per_token) * 3
         sizes[name] = total, total - idle * config.expert_width * config.width
     assert sizes["flash-nano"][1] <= 2_000_000
-    assert sizes["flash-wide"][1] <= 4_000_000
+    assert sizes["flash-slim"][1] <= 4_000_000
     assert 2 * sum(total for total, _ in sizes.values()) < 7_950_000  # bytes in bfloat16, both together
 
 
