@@ -98,17 +98,6 @@ class Policy(Protocol):
     shares_prefixes: bool
     """Whether `hidden` takes batches of `model.forks.pack_forks`."""
 
-    @property
-    def tokenizer(self) -> TextCodec: ...
-
-    @property
-    def chat(self) -> ChatFormat: ...
-
-    @property
-    def module(self) -> nn.Module:
-        """All parameters; `module.train()` counts expert loads, `module.eval()` does not."""
-        ...
-
     def hidden(self, batch: Batch) -> Tensor:
         """Final normalised hidden states [B, T, d], what the head reads; differentiable.
 

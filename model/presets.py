@@ -39,7 +39,8 @@ PRESETS: dict[str, NetworkConfig] = {
         shared_width=16,
     ),
 }
-"""`flash-nano` (the student) and `flash-slim` (a narrower teacher) are trained and share a tokenizer; `flash-tiny` is for tests."""
+"""`flash-nano` (the student) and `flash-slim` (a narrower teacher) are trained and share a tokenizer;
+`flash-tiny` is for tests."""
 
 
 def preset(name: str) -> NetworkConfig:
