@@ -30,7 +30,10 @@ class SynthConfig(BaseModel):
     """Test files that take longer on the clean tree are left out."""
     history: bool = True
     """Mine the source's history as well."""
-    mining_seconds: float = 30.0
+    history_tasks: int = Field(default=8, ge=0)
+    """Most tasks of the history that are examined, newest first."""
+    mining_seconds: float = 20.0
+    """Time for finding them."""
     parallel: int = 4
     """Bugs examined at once."""
     jobs: int = 2

@@ -134,7 +134,9 @@ async def synthesize(
         if config.history:
             progress("mining the history")
             drafts = await factory.mined(history, tools, funnel, progress)
-            results += [one async for one in factory.examine(drafts, None, funnel, tick)]
+            results += [
+                one async for one in factory.examine(drafts[: config.history_tasks], None, funnel, tick)
+            ]
         candidates: dict[str, CandidateSet] = {}
         for split, bugs in by_split(factory.bugs):
             progress(f"{split}: {len(bugs)} proposals")

@@ -98,7 +98,10 @@ class SolverEnsemble:
         async def confirm(choice: Choice) -> bool:
             return (await self._grader.grade_files(task, choice.files)).reward == 1.0
 
-        prior = self._prior.get(task.split) if task.split else None
+        if task.split is None:  # mined from history: no single edit repairs it, so only the self-test runs
+            alone = self._config.repair.model_copy(update={"budget": 0, "pool": 1})
+            return await repair(buggy, self._bench, alone)
+        prior = self._prior.get(task.split)
         return await repair(buggy, self._bench, self._config.repair, prior=prior, confirm=confirm)
 
     async def _attempt(self, solver: str, kind: str, grading: Awaitable[Verdict]) -> Attempt:
