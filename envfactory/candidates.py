@@ -44,7 +44,7 @@ class CandidateConfig(BaseModel):
     """A set with more passing candidates is left out."""
     window: int = 48
     """Edits of neighbouring lines among which the others are drawn."""
-    timeout_s: float = 5.0
+    timeout_s: float = 2.0
 
 
 @dataclass(frozen=True)

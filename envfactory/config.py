@@ -34,8 +34,8 @@ class SynthConfig(BaseModel):
     """Most tasks of the history that are examined, newest first."""
     mining_seconds: float = 20.0
     """Time for finding them."""
-    parallel: int = 4
-    """Bugs examined at once."""
+    parallel: int = 12
+    """Bugs examined at once. They are taken in order, so a slow one must not starve the jails."""
     jobs: int = 2
     """Jails that run at once."""
     bugs: BugConfig = BugConfig()

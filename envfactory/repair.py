@@ -69,7 +69,9 @@ class RepairConfig(BaseModel):
     """Edits run at once; the first success in order counts, so the result does not depend on timing."""
     pool: int = 600
     """Most edits in the pool; functions are taken whole, the most suspicious ones first."""
-    timeout_s: float = 5.0
+    hangs: int = 3
+    """The search gives up after so many edits that hang: where one blocks, most do."""
+    timeout_s: float = 2.0
     """For one run. An edit may loop for ever, so this is also cut to `slow` times the buggy run."""
     slow: float = 8.0
     lossy: float = 0.1
@@ -336,7 +338,7 @@ async def repair(
             if confirm is None or await confirm(pool[index]):
                 found = index
                 break
-        if found is not None:
+        if found is not None or sum(one.outcome == "timeout" for one in tries) >= config.hangs:
             break
     reason = "" if found is not None else f"no success in {len(tries)} of {len(pool)} edits"
     return Search(pool, tuple(tries), found, message, suspicion, reason, first_hit)

@@ -100,7 +100,7 @@ class BugSpecifier:
             arguments=arguments,
             visible=visible,
             statement=self._statement(bug, visible, messages),
-            limits=Limits(timeout_s=max(10.0, 10 * gold.duration_s)),
+            limits=Limits(timeout_s=round(max(4.0, 10 * gold.duration_s), 1)),
         )
         report = (
             f"{len(gold.expected)} tests of {', '.join(arguments)} are stable on the clean tree "
