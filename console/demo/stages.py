@@ -98,6 +98,7 @@ def fine_tune(bench: Bench, parts: Parts, config: SftConfig, name: str) -> Path:
     policy = load_policy(config.policy)
     data = examples(bench, parts.sft, policy, bench.config.variants)
     dev = examples(bench, parts.dev, policy, 2)
+    config = config.model_copy(update={"seed": bench.config.seed})
     return train(config, policy, data, run=bench.folder / name, dev=dev).policy
 
 
