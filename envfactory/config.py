@@ -14,7 +14,7 @@ class SynthConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    tasks: dict[Split, int] = {"train": 64, "dev": 16, "test": 112}
+    tasks: dict[Split, int] = {"train": 60, "dev": 12, "test": 110}
     """Accepted tasks wanted for each split; the synthesis stops proposing when it has them."""
     choices: bool = True
     """Also make a candidate set for each accepted task (the `repair-choice` agent needs one), and count a
@@ -39,5 +39,5 @@ class SynthConfig(BaseModel):
     jobs: int = 2
     """Jails that run at once."""
     bugs: BugConfig = BugConfig()
-    repair: RepairConfig = RepairConfig(budget=60)
+    repair: RepairConfig = RepairConfig(budget=40)
     candidates: CandidateConfig = CandidateConfig()

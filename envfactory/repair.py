@@ -22,7 +22,7 @@ from typing import Any, Protocol
 
 from pydantic import BaseModel, ConfigDict
 
-from catalog.models import TestStatus
+from catalog.models import TestStatus, digest_json
 from envfactory.bugs import named_function
 from verifiers.operators import OPERATORS, Edit, edits, functions, operator_prior
 
@@ -177,6 +177,7 @@ def record(search: Search) -> dict[str, Any]:
     """What `restore` needs, as plain data; the pool is made again from the workspace."""
     return {
         "format": 1,
+        "pool": pool_digest(search.pool),
         "tries": [asdict(one) for one in search.tries],
         "found": search.found,
         "message": search.message,
@@ -193,12 +194,22 @@ def restore(
     *,
     prior: Mapping[str, float] | None = None,
 ) -> Search:
-    """The search again, without running anything. The arguments must be those of the search."""
+    """The search again, without running anything. The arguments must be those of the search.
+
+    Raises ValueError when they give another pool: its indices would name other edits.
+    """
     pool = make_pool(workspace, data["suspicion"], data["message"], config or RepairConfig(), prior)
+    if data["pool"] != pool_digest(pool) and data["pool"] != pool_digest(()):
+        raise ValueError("the recorded search belongs to another workspace or other settings")
     tries = tuple(Try(**one) for one in data["tries"])
     return Search(
         pool, tries, data["found"], data["message"], data["suspicion"], data["reason"], data["first"]
     )
+
+
+def pool_digest(pool: Sequence[Choice]) -> str:
+    """Identity of a pool: its edits in their order."""
+    return digest_json([choice.key for choice in pool])
 
 
 def ochiai(failing: Collection[Collection[str]], passing: Collection[Collection[str]]) -> dict[str, float]:
@@ -267,7 +278,8 @@ def make_pool(
     prior = operator_prior() if prior is None else prior
     seen = traceback_lines(message, workspace.files)
     best: dict[tuple[str, int, str], Choice] = {}
-    for name, score in suspicion.items():
+    # sorted here, not by the caller: a recorded search comes back with its names in another order
+    for name, score in sorted(suspicion.items(), key=lambda item: (-item[1], item[0])):
         path, _, qualname = name.partition("::")
         offered = edits(workspace.files[path], functions={qualname}) if path in workspace.files else []
         counts = Counter(edit.operator for edit in offered)

@@ -35,7 +35,7 @@ from envfactory.candidates import Chosen, choose, fit_weights
 from envfactory.config import SynthConfig
 from envfactory.mining import MiningConfig, mine
 from envfactory.packaging import Draft, Packager, decode_changes, encode_changes
-from envfactory.repair import BuggyWorkspace, Search, Try, make_pool
+from envfactory.repair import BuggyWorkspace, Search, record, restore
 from envfactory.sources import open_source
 from envfactory.sources.base import Progress, silent
 from envfactory.stages.base import Examined, Judged, Rejection, Specification
@@ -179,13 +179,12 @@ class Found:
     workspace: str
     """Blob: changes from the build's tree to the workspace that the agent finds (`encode_changes`)."""
     test_source: str
-    suspicion: dict[str, float]
-    message: str
-    tries: list[list[Any]]
-    """[index, passed, outcome, message] of each try."""
-    found: int | None
-    reason: str
-    first: int | None
+    search: dict[str, Any]
+    """`envfactory.repair.record`."""
+
+    @property
+    def found(self) -> bool:
+        return self.search["found"] is not None
 
 
 @dataclass(frozen=True)
@@ -204,7 +203,7 @@ class Result:
 
     @property
     def offers_a_choice(self) -> bool:
-        return self.search is not None and self.search.found is not None
+        return self.search is not None and self.search.found
 
     def dump(self) -> dict[str, Any]:
         return {
@@ -381,12 +380,7 @@ class Factory:
         return Found(
             workspace=self._catalog.blobs.put(encode_changes(workspace.base)),
             test_source=workspace.test_source,
-            suspicion=dict(search.suspicion),
-            message=search.message,
-            tries=[[one.index, one.passed, one.outcome, one.message[-600:]] for one in search.tries],
-            found=search.found,
-            reason=search.reason,
-            first=search.first,
+            search=record(search),
         )
 
     def _again(self, task: Task, found: Found) -> tuple[BuggyWorkspace, Search]:
@@ -394,11 +388,7 @@ class Factory:
         base = decode_changes(self._catalog.blobs.get(found.workspace))
         workspace = buggy_workspace(task, changed(self._bench.build.tree, base), base, found.test_source)
         prior = self._prior.get(task.split) if task.split else None
-        pool = make_pool(workspace, found.suspicion, found.message, self._config.repair, prior)
-        tries = tuple(Try(index, passed, outcome, text, 0.0) for index, passed, outcome, text in found.tries)
-        return workspace, Search(
-            pool, tries, found.found, found.message, found.suspicion, found.reason, found.first
-        )
+        return workspace, restore(found.search, workspace, self._config.repair, prior=prior)
 
     async def candidates(self, results: list[Result], funnel: Funnel) -> dict[str, CandidateSet]:
         """Candidate sets of a split's accepted tasks, written to the catalog.
