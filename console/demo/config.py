@@ -34,8 +34,8 @@ class DemoConfig(BaseModel):
     """Share of the training functions whose tasks SFT may see; RL has the others."""
     variants: int = 24
     """Demonstrations of one task."""
-    sft: SftConfig = SftConfig(steps=60, batch_samples=16, optimizer=_gentle(60))
-    slim: SftConfig = SftConfig(policy="flash-slim", steps=40, batch_samples=16, optimizer=_gentle(40))
+    sft: SftConfig = SftConfig(steps=28, batch_samples=16, optimizer=_gentle(28))
+    slim: SftConfig = SftConfig(policy="flash-slim", steps=16, batch_samples=16, optimizer=_gentle(16))
     """The second teacher: a narrower network, fine-tuned on the same demonstrations."""
     rl: RlConfig = RlConfig(
         steps=20,
