@@ -46,6 +46,9 @@ class DemoConfig(BaseModel):
     service: ServiceConfig = ServiceConfig(
         in_flight=96, batch_prompts=8, samples=4, efforts=EFFORTS, max_staleness=2
     )
+    opd_service: ServiceConfig = ServiceConfig(
+        in_flight=32, batch_prompts=4, samples=3, efforts=EFFORTS, max_staleness=2
+    )
     engine: EngineConfig = EngineConfig(slots=96, max_tokens=640)
     opd: OpdConfig = OpdConfig(teachers=(TeacherConfig(name="rl", policy="set by the demo"),), steps=8)
     """Its teachers are those that the demo makes."""

@@ -17,6 +17,7 @@ from envfactory.synthesis import Synthesis, Tools, synthesize
 from model.policy import Policy, load_policy
 from opd.config import TeacherConfig
 from rollout.agents.repair_choice import RepairChoice
+from rollout.config import ServiceConfig
 from rollout.evaluate import Evaluation, EvaluationConfig, evaluate
 from rollout.handover import OpenSamples, samples_from
 from rollout.native import NativeEngine
@@ -105,8 +106,11 @@ def fine_tune(bench: Bench, parts: Parts, config: SftConfig, name: str) -> Path:
 class Rollout:
     """An engine, a grader and an agent that a trainer's service runs on."""
 
-    def __init__(self, bench: Bench, folder: Path, start: Path, tasks: Sequence[Task]) -> None:
+    def __init__(
+        self, bench: Bench, folder: Path, start: Path, tasks: Sequence[Task], service: ServiceConfig
+    ) -> None:
         self._bench = bench
+        self._service = service
         self._folder = folder
         self._start = start
         self._order = endless(tasks, bench.config.seed)
@@ -122,7 +126,7 @@ class Rollout:
         engine = NativeEngine(policy, engine_config)
         self._stack.push_async_callback(engine.close)
         speaker = Speaker(engine, policy.chat, policy.tokenizer, policy.name)
-        service = bench.config.service.model_copy(
+        service = self._service.model_copy(
             update={"deterministic": bench.config.deterministic, "seed": bench.config.seed}
         )
 
@@ -147,7 +151,7 @@ async def reinforce(bench: Bench, parts: Parts, start: Path, name: str) -> Path:
     """Asynchronous RL from `start`; returns the policy's folder."""
     from rl.train import train
 
-    async with Rollout(bench, bench.folder / name, start, parts.rl) as open_samples:
+    async with Rollout(bench, bench.folder / name, start, parts.rl, bench.config.service) as open_samples:
         config = bench.config.rl.model_copy(update={"policy": "sft", "seed": bench.config.seed})
         return (await train(config, load_policy(str(start)), open_samples, run=bench.folder / name)).policy
 
@@ -161,7 +165,9 @@ async def distil(
     def domain_of(sample: Trajectory) -> str:
         return domains[sample.task_id]
 
-    async with Rollout(bench, bench.folder / "opd", start, parts.rl) as open_samples:
+    async with Rollout(
+        bench, bench.folder / "opd", start, parts.rl, bench.config.opd_service
+    ) as open_samples:
         config = bench.config.opd.model_copy(
             update={"policy": "sft", "seed": bench.config.seed, "teachers": teachers}
         )
