@@ -114,7 +114,7 @@ class TokenStats:
             return
         now_N, rollout_N = now_N.double(), data.rollout_N.double()
         ratio_N = _ratio(now_N, rollout_N)
-        staleness_N = data.staleness_N
+        staleness_N = data.staleness_N * data.bears_N  # masked tokens have left the batch
         self.tokens += now_N.numel()
         self.masked_tokens += int((~data.bears_N).sum())
         self.off_policy_tokens += int((staleness_N >= 1).sum())
