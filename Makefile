@@ -36,5 +36,5 @@ clean:  ## remove the environment, caches and the demo's run
 	rm -rf .venv .pytest_cache .ruff_cache runs/demo build *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.venv/stamp: pyproject.toml
+.venv/stamp: pyproject.toml .ci/setup
 	@.ci/setup

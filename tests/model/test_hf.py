@@ -8,13 +8,12 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 
+from model import hf
 from model.batch import Sequence, batch_of, pack
 from model.chat import Message
 from model.tokenizer import Tokenizer
-
-transformers = pytest.importorskip("transformers")
-hf = pytest.importorskip("model.hf")
 
 
 class PlainTokenizer(hf.HFTokenizer):
