@@ -30,7 +30,7 @@ test_path.__test__ = False  # type: ignore[attr-defined]
 test_name.__test__ = False  # type: ignore[attr-defined]
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=8)
 def _module(source: str) -> cst.Module:
     return cst.parse_module(source)
 

@@ -31,7 +31,7 @@ class FunctionSpan(NamedTuple):
         return self.end_line - self.start_line + 1
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=16)
 def functions(source: str) -> list[FunctionSpan]:
     """All functions and methods of a file in order of their `def` lines, nested ones included.
 

@@ -227,7 +227,7 @@ def is_bare(node: cst.CSTNode) -> bool:
     return not getattr(node, "lpar", ())
 
 
-@lru_cache(maxsize=128)
+@lru_cache(maxsize=32)
 def parse(text: str, prefix: str) -> Tree:
     """The tree of one outermost function. `prefix` is what precedes its name in qualified names."""
     return Tree(text.encode(), prefix)
