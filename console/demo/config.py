@@ -34,11 +34,14 @@ class DemoConfig(BaseModel):
     """Share of the training functions whose tasks SFT may see; RL has the others."""
     variants: int = 24
     """Demonstrations of one task."""
-    sft: SftConfig = SftConfig(steps=28, batch_samples=16, optimizer=_gentle(28))
-    slim: SftConfig = SftConfig(policy="flash-slim", steps=16, batch_samples=16, optimizer=_gentle(16))
+    sft: SftConfig = SftConfig(steps=28, batch_samples=16, micro_tokens=4096, optimizer=_gentle(28))
+    slim: SftConfig = SftConfig(
+        policy="flash-slim", steps=16, batch_samples=16, micro_tokens=4096, optimizer=_gentle(16)
+    )
     """The second teacher: a narrower network, fine-tuned on the same demonstrations."""
     rl: RlConfig = RlConfig(
         steps=20,
+        micro_tokens=4096,
         call_tokens={"try": 8.0},
         effort=EffortConfig(efforts=EFFORTS, k0=0.3, length_norm=64.0, cap=0.3),
         optimizer=OptimizerConfig(kind="adamw", lr=3e-4, weight_decay=0.0),
@@ -50,7 +53,9 @@ class DemoConfig(BaseModel):
         in_flight=32, batch_prompts=4, samples=3, efforts=EFFORTS, max_staleness=2
     )
     engine: EngineConfig = EngineConfig(slots=96, max_tokens=640)
-    opd: OpdConfig = OpdConfig(teachers=(TeacherConfig(name="rl", policy="set by the demo"),), steps=8)
+    opd: OpdConfig = OpdConfig(
+        teachers=(TeacherConfig(name="rl", policy="set by the demo"),), steps=8, micro_tokens=4096
+    )
     """Its teachers are those that the demo makes."""
     sampling: SamplingConfig = SamplingConfig(temperature=1.0, top_p=0.95)
     """Of evaluations."""
