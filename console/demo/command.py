@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import tomllib
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -41,13 +40,12 @@ def demo(
         Print the resolved settings and stop.
     """
     from console.demo.config import DemoConfig
+    from console.settings import load_settings
 
-    values: dict[str, Any] = tomllib.loads(config.read_text(encoding="utf-8")) if config else {}
-    if source is not None:
-        values["source"] = source
+    changes: dict[str, Any] = {"source": source} if source is not None else {}
     if deterministic:
-        values["deterministic"] = True
-    settings = DemoConfig.model_validate(values)
+        changes["deterministic"] = True
+    settings = load_settings(DemoConfig, config).model_copy(update=changes)
     if dry_run:
         print(json.dumps(settings.model_dump(mode="json"), indent=2))
         return

@@ -79,6 +79,23 @@ def test_the_operator_prior_prefers_what_passed_in_training():
     assert ranked_rates([held_out], uniform_ranker, tries=0)["h"] == pytest.approx(1 / 3)
 
 
+def test_a_rule_tries_in_its_order_and_stops_at_the_first_visible_success():
+    order = [8.0, 7, 6, 5, 4, 3, 2, 1]
+
+    def rate(right, shown=()):
+        visible = [i == right or i in shown for i in range(8)]
+        return search_chance(choices(visible, [i == right for i in range(8)]), order, tries=3)
+
+    assert [rate(2), rate(3), rate(4)] == [1, 1, 0]  # the fourth is submitted untried
+    assert rate(2, shown=[1]) == 0  # the visible test passes there, the hidden ones do not
+
+
+def test_two_passing_candidates_are_found_more_often():
+    two = choices([True] * 2 + [False] * 6, [True] * 2 + [False] * 6)
+    assert search_chance(two) == pytest.approx(11 / 14)
+    assert ranked_rates([two], uniform_ranker, tries=0)["t"] == pytest.approx(1 / 4)
+
+
 def test_a_clustered_interval_covers_and_is_wider_than_a_naive_one():
     """Tasks of one function share their luck: only clustered intervals hold as often as they say."""
     generator = random.Random(1)

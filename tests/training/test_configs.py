@@ -7,12 +7,11 @@ import tomllib
 import pytest
 from pydantic import ValidationError
 
+from console.job_settings import EvaluateJob, OpdJob, RlJob, SftJob
 from opd.config import OpdConfig, TeacherConfig
-from rl.config import RlConfig
-from sft.config import SftConfig
 from tests.training.tiny import ROOT
 
-CONFIGS = {"sft": SftConfig, "rl": RlConfig, "opd": OpdConfig}
+CONFIGS = {"sft": SftJob, "rl": RlJob, "opd": OpdJob, "evaluate": EvaluateJob}
 
 
 @pytest.mark.parametrize("name", CONFIGS)
