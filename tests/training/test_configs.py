@@ -17,7 +17,7 @@ CONFIGS = {"sft": SftConfig, "rl": RlConfig, "opd": OpdConfig}
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_shipped_file_loads(name):
-    values = tomllib.loads((ROOT / "examples" / f"{name}.toml").read_text("utf-8"))
+    values = tomllib.loads((ROOT / "examples" / f"{name}.toml").read_text("utf-8"))["train"]
     config = CONFIGS[name].model_validate(values)
     assert config.model_dump(exclude_unset=True, mode="json") == values
     with pytest.raises(ValidationError, match="extra"):
