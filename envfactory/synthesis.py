@@ -119,6 +119,7 @@ async def synthesize(
 ) -> Synthesis:
     """Make and audit tasks of a source. Raises SourceError, BuildError, NoSpace with what to change."""
     config = config or SynthConfig()
+    home = home.resolve()  # git runs in other folders
     began = time.monotonic()
     history = await asyncio.to_thread(open_source(source).fetch, home, progress)
     built = await build(history, home, tools.provider, tools.images, progress=progress)

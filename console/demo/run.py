@@ -33,6 +33,7 @@ LOGIC = ("comparison", "equality", "identity", "membership", "boolean", "negatio
 
 def run_demo(config: DemoConfig, folder: Path, *, log: Stages) -> dict[str, Any]:
     """Run, or go on running, the whole demo; returns the summary."""
+    folder = folder.resolve()  # tools run in other folders
     claim(folder, config)
     return asyncio.run(_run(config, folder, log))
 

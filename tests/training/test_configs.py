@@ -7,16 +7,17 @@ import tomllib
 import pytest
 from pydantic import ValidationError
 
-from console.job_settings import EvaluateJob, OpdJob, RlJob, SftJob
 from opd.config import OpdConfig, TeacherConfig
+from rl.config import RlConfig
+from sft.config import SftConfig
 from tests.training.tiny import ROOT
 
-CONFIGS = {"sft": SftJob, "rl": RlJob, "opd": OpdJob, "evaluate": EvaluateJob}
+CONFIGS = {"sft": SftConfig, "rl": RlConfig, "opd": OpdConfig}
 
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_shipped_file_loads(name):
-    values = tomllib.loads((ROOT / "examples" / f"{name}.toml").read_text("utf-8"))
+    values = tomllib.loads((ROOT / "examples" / f"{name}.toml").read_text("utf-8"))["train"]
     config = CONFIGS[name].model_validate(values)
     assert config.model_dump(exclude_unset=True, mode="json") == values
     with pytest.raises(ValidationError, match="extra"):
