@@ -92,7 +92,7 @@ class RunFolder:
         return self._end("finished", summary)
 
     def fail(self, reason: str) -> Run:
-        """Mark the run failed; `--resume` may still go on with it."""
+        """Mark the run failed; opening it with `resume` may still go on with it."""
         return self._end("failed", {"error": reason})
 
     def close(self) -> None:
@@ -138,7 +138,7 @@ def _start(path: Path, kind: RunKind, config: dict[str, Any], seed: int, resume:
         return run
     run = read_run(path)
     if not resume:
-        raise UserError(f"{path} holds run {run.id} already: add --resume, or use another folder.")
+        raise UserError(f"{path} holds run {run.id} already: use another folder.")
     if run.kind is not kind or run.seed != seed or canonical_json(run.config) != canonical_json(config):
         keys = sorted(run.config.keys() | config.keys())
         what = ", ".join(k for k in keys if run.config.get(k) != config.get(k)) or "kind or seed"

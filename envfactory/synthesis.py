@@ -260,7 +260,7 @@ class Factory:
 
     async def mined(self, history: Any, tools: Tools, funnel: Funnel, progress: Progress) -> list[Draft]:
         """Drafts from the history. What a time limit cut is decided once and kept."""
-        mining = MiningConfig(seconds=self._config.mining_seconds)
+        mining = MiningConfig(pairs=self._config.mining_pairs, seconds=600.0)
         looked = self._catalog.stages.get("mined", self._base)
         drafts, counts = (
             await mine(
@@ -309,13 +309,14 @@ class Factory:
             await asyncio.gather(*running, return_exceptions=True)
 
     def _record(self, result: Result, split: Split | None, funnel: Funnel) -> None:
-        """Write the task with its report and candidates, all or nothing, and count it."""
+        """Write the task with its report, both or neither, and count it. One that our own side failed to
+        judge is only counted: the next run examines it again."""
         funnel.proposed += 1
         if result.accepted:
             funnel.accepted[split or "history"] += 1
         else:
             funnel.rejected[result.reason] += 1
-        if result.task is None or result.report is None:
+        if result.task is None or result.report is None or result.reason == "infrastructure":
             return
         with self._catalog.transaction():
             self._catalog.put_task(result.task)

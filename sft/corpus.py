@@ -82,11 +82,21 @@ def is_permissive(licence: str) -> bool:
     return any(word in licence for word in PERMISSIVE) and not any(word in licence for word in COPYLEFT)
 
 
-def fetch(name: str, folder: Path, *, sdist: bool = False) -> Path | None:
-    """A package's wheel (or sdist, unpacked by tarfile alone) in `folder`, None if there is none."""
+def fetch(name: str, folder: Path) -> Path | None:
+    """A package's wheel in `folder`, None if there is none."""
     before = set(folder.iterdir())
-    kind = ["--no-binary=:all:", "--no-build-isolation"] if sdist else ["--only-binary=:all:"]
-    command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", *kind, "-d", str(folder), name]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "-q",
+        "--no-deps",
+        "--only-binary=:all:",
+        "-d",
+        str(folder),
+        name,
+    ]
     if subprocess.run(command, capture_output=True).returncode:
         return None
     new = set(folder.iterdir()) - before

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 from cyclopts import App, Parameter
 
+from catalog.errors import UserError
 from console.session import InSession
 
 app = App(name="demo", help="The whole job on one machine: a package becomes tasks, and an agent learns.")
@@ -42,12 +43,15 @@ def demo(
     from console.demo.config import DemoConfig
     from console.settings import load_settings
 
+    if session.home is not None:
+        raise UserError("The demo keeps its home inside its --folder: leave --home out.")
     changes: dict[str, Any] = {"source": source} if source is not None else {}
     if deterministic:
         changes["deterministic"] = True
     settings = load_settings(DemoConfig, config).model_copy(update=changes)
     if dry_run:
-        print(json.dumps(settings.model_dump(mode="json"), indent=2))
+        value = settings.model_dump(mode="json")
+        session.emit(value, lambda: print(json.dumps(value, indent=2)))
         return
     # Two spinning OpenMP threads beside busy sandboxes cost ten times what they bring.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

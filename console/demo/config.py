@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict, Field
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from envfactory.config import SynthConfig
 from model.train_config import OptimizerConfig, ScheduleConfig
@@ -20,10 +22,32 @@ def _gentle(steps: int) -> OptimizerConfig:
     return OptimizerConfig(kind="adamw", lr=5e-4, weight_decay=0.0, schedule=schedule)
 
 
+def _laid_over(default: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """Nested settings with changes."""
+    result = dict(default)
+    for name, value in changes.items():
+        old = result.get(name)
+        result[name] = _laid_over(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
+    return result
+
+
 class DemoConfig(BaseModel):
     """The whole job; every part is the settings model of its room."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _tables_change_the_demo_s_own_defaults(cls, values: Any) -> Any:
+        """A table that names some settings of a part leaves the demo's others as they are."""
+        if not isinstance(values, dict):
+            return values
+        merged = dict(values)
+        for name, value in values.items():
+            default = cls.model_fields[name].default if name in cls.model_fields else None
+            if isinstance(value, dict) and isinstance(default, BaseModel):
+                merged[name] = _laid_over(default.model_dump(exclude_unset=False), value)
+        return merged
 
     source: str = "pypi:boltons"
     seed: int = 0

@@ -17,7 +17,7 @@ from envfactory.synthesis import Synthesis, Tools, synthesize
 from model.policy import Policy, load_policy
 from opd.config import TeacherConfig
 from rollout.agents.repair_choice import RepairChoice
-from rollout.config import ServiceConfig
+from rollout.config import EngineConfig, ServiceConfig
 from rollout.evaluate import Evaluation, EvaluationConfig, evaluate
 from rollout.handover import OpenSamples, samples_from
 from rollout.native import NativeEngine
@@ -103,6 +103,13 @@ def fine_tune(bench: Bench, parts: Parts, config: SftConfig, name: str) -> Path:
     return train(config, policy, data, run=bench.folder / name, dev=dev).policy
 
 
+def engine_config(config: DemoConfig) -> EngineConfig:
+    """The engine's settings; exact in deterministic mode."""
+    if not config.deterministic:
+        return config.engine
+    return config.engine.model_copy(update={"exact": True, "compute": "inline"})
+
+
 class Rollout:
     """An engine, a grader and an agent that a trainer's service runs on."""
 
@@ -120,10 +127,7 @@ class Rollout:
         bench = self._bench
         judge = await self._stack.enter_async_context(grader(bench))
         policy = load_policy(str(self._start))
-        engine_config = bench.config.engine
-        if bench.config.deterministic:
-            engine_config = engine_config.model_copy(update={"exact": True, "compute": "inline"})
-        engine = NativeEngine(policy, engine_config)
+        engine = NativeEngine(policy, engine_config(bench.config))
         self._stack.push_async_callback(engine.close)
         speaker = Speaker(engine, policy.chat, policy.tokenizer, policy.name)
         service = self._service.model_copy(
@@ -179,7 +183,7 @@ async def distil(
 async def measure(bench: Bench, tasks: Sequence[Task], policy_folder: Path, name: str) -> Evaluation:
     """Pass rate of a policy, every verdict made anew; a killed one goes on in its folder."""
     policy = load_policy(str(policy_folder))
-    engine = NativeEngine(policy, bench.config.engine)
+    engine = NativeEngine(policy, engine_config(bench.config))
     try:
         async with grader(bench) as judge:
             return await evaluate(

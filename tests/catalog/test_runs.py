@@ -29,7 +29,7 @@ def test_a_run_goes_on_where_it_was(tmp_path: Path) -> None:
         run.log(1, loss=0.5, grad=float("nan"))
         run.log(2, loss=0.4)
         run.progress("steps", 2, 3)
-    with pytest.raises(UserError, match="--resume"):
+    with pytest.raises(UserError, match="another folder"):
         open_run(path)
     with pytest.raises(UserError, match="another rate"):
         open_run(path, resume=True, config={"rate": 0.2, "steps": 3})
