@@ -33,7 +33,7 @@ class SynthConfig(BaseModel):
     history_tasks: int = Field(default=8, ge=0)
     """Most tasks of the history that are examined, newest first."""
     mining_pairs: int = Field(default=1, ge=1)
-    """Neighbouring revisions looked at, newest first: a count and no time, so that every run finds the same."""
+    """Neighbouring revisions looked at, newest first. No time, so that every run finds the same."""
     parallel: int = 12
     """Bugs examined at once. They are taken in order, so a slow one must not starve the jails."""
     jobs: int = 2
