@@ -11,6 +11,7 @@ import pytest
 IMPOSSIBLE = (
     "no filter for this architecture",
     "no Python of this environment is readable by an ordinary user",
+    "inside a chroot no second one can be set up",
     "this host forbids user namespaces to ordinary users",
 )
 """Reasons that no installation on the machine can remove. Each is printed."""

@@ -5,14 +5,9 @@ from __future__ import annotations
 import asyncio
 import time
 
-from sandbox.base import Outcome, Sandbox
+from sandbox.base import Outcome
 from sandbox.check import Bench, Check
-
-
-async def running(box: Sandbox, command: str) -> int:
-    """How many processes have exactly this command line."""
-    listing = await box.exec(["ps", "-A", "-o", "args"])
-    return listing.stdout.decode(errors="replace").splitlines().count(command)
+from sandbox.checks.processes import running, zombies
 
 
 async def exit_code_is_data(bench: Bench) -> None:
@@ -173,8 +168,7 @@ async def no_zombies(bench: Bench) -> None:
         for _ in range(3):
             await box.exec("for i in 1 2 3 4 5; do (sleep 0.01 &) ; done")
         await asyncio.sleep(0.3)
-        listing = await box.exec(["ps", "-A", "-o", "stat="])
-        assert b"Z" not in listing.stdout, listing.text
+        assert await zombies(box) == 0
 
 
 async def many_at_once(bench: Bench) -> None:

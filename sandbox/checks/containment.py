@@ -9,6 +9,7 @@ from pathlib import Path
 
 from sandbox.base import SandboxSpec
 from sandbox.check import Bench, Check
+from sandbox.checks.processes import processes, running
 
 
 async def host_environment_is_invisible(bench: Bench) -> None:
@@ -47,8 +48,8 @@ async def host_files_are_invisible(bench: Bench) -> None:
 async def host_processes_are_invisible(bench: Bench) -> None:
     """Only processes of the sandbox are in /proc."""
     async with bench.box() as box:
-        listing = await box.exec(["ps", "-A", "-o", "pid="], user="root")
-        assert len(listing.stdout.split()) <= 6, listing.text
+        seen = await processes(box, user="root")
+        assert len(seen) <= 6, seen
         assert not (await box.exec(f"test -d /proc/{os.getpid()}/fd && test {os.getpid()} -gt 50")).ok
 
 
@@ -174,10 +175,10 @@ async def neighbours_are_invisible(bench: Bench) -> None:
     """Files, shared memory, message queues and processes of one sandbox are not in another."""
     async with bench.box() as one, bench.box() as two:
         await one.exec("echo x > /tmp/mine; echo x > /dev/shm/mine; ipcmk -Q; sleep 311 >/dev/null 2>&1 &")
-        seen = await two.exec(
-            "find /tmp /dev/shm -type f; ipcs -q | grep 0x; ps -A -o args | grep '[s]leep 311'"
-        )
+        seen = await two.exec("find /tmp /dev/shm -type f; ipcs -q | grep 0x")
         assert seen.stdout == b"", seen.text
+        assert await running(one, "sleep 311") == 1
+        assert await running(two, "sleep 311") == 0
 
 
 async def root_network_only_when_asked(bench: Bench) -> None:

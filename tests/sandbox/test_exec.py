@@ -6,6 +6,7 @@ import time
 import pytest
 
 from sandbox.base import Outcome
+from sandbox.checks.processes import processes, running
 from sandbox.namespace import NamespaceSandbox
 
 
@@ -48,7 +49,7 @@ async def test_timeout_kills_the_tree_and_keeps_output(box: NamespaceSandbox) ->
     assert result.exit_code is None
     assert result.stdout == b"before\n"
     assert time.monotonic() - started < 5
-    assert b"sleep" not in (await box.exec("ps -A -o args | grep '[s]leep'")).stdout
+    assert not [line for line in await processes(box) if line.startswith("sleep")]
 
 
 async def test_background_process_does_not_hold_the_call(box: NamespaceSandbox) -> None:
@@ -57,7 +58,7 @@ async def test_background_process_does_not_hold_the_call(box: NamespaceSandbox) 
     assert result.ok
     assert b"done" in result.stdout
     assert time.monotonic() - started < 4
-    assert (await box.exec(["ps", "-A", "-o", "args"])).stdout.splitlines().count(b"sleep 30") == 1
+    assert await running(box, "sleep 30") == 1
 
 
 async def test_cancelling_kills_the_command(box: NamespaceSandbox) -> None:
@@ -68,7 +69,7 @@ async def test_cancelling_kills_the_command(box: NamespaceSandbox) -> None:
     with pytest.raises(asyncio.CancelledError):
         await task
     for _ in range(100):
-        if b"sleep 7" not in (await box.exec("ps -A -o args | grep '[s]leep 7'")).stdout:
+        if not [line for line in await processes(box) if line.startswith("sleep 7")]:
             return
         await asyncio.sleep(0.02)
     pytest.fail("the cancelled command still runs")
