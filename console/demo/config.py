@@ -58,9 +58,9 @@ class DemoConfig(BaseModel):
     """Share of the training functions whose tasks SFT may see; RL has the others."""
     variants: int = 24
     """Demonstrations of one task."""
-    sft: SftConfig = SftConfig(steps=28, batch_samples=16, micro_tokens=4096, optimizer=_gentle(28))
+    sft: SftConfig = SftConfig(steps=44, batch_samples=16, micro_tokens=4096, optimizer=_gentle(44))
     slim: SftConfig = SftConfig(
-        policy="flash-slim", steps=16, batch_samples=16, micro_tokens=4096, optimizer=_gentle(16)
+        policy="flash-slim", steps=24, batch_samples=16, micro_tokens=4096, optimizer=_gentle(24)
     )
     """The second teacher: a narrower network, fine-tuned on the same demonstrations."""
     rl: RlConfig = RlConfig(
@@ -78,7 +78,7 @@ class DemoConfig(BaseModel):
     )
     engine: EngineConfig = EngineConfig(slots=96, max_tokens=640)
     opd: OpdConfig = OpdConfig(
-        teachers=(TeacherConfig(name="rl", policy="set by the demo"),), steps=8, micro_tokens=4096
+        teachers=(TeacherConfig(name="rl", policy="set by the demo"),), steps=5, micro_tokens=4096
     )
     """Its teachers are those that the demo makes."""
     sampling: SamplingConfig = SamplingConfig(temperature=1.0, top_p=0.95)
