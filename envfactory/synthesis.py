@@ -16,13 +16,14 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import AsyncExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from catalog.models import (
     CandidateSet,
     Decision,
+    Limits,
     QualityReport,
     Status,
     Task,
@@ -280,7 +281,10 @@ class Factory:
             self._catalog.stages.put("mined", self._base, {"drafts": slugs, "counts": counts.counts})
         elif looked is not None:
             funnel.mined = looked.value["counts"]
-        return drafts
+        # The old state may hang where the new one does not: no run may take much longer than the suite.
+        suite_s = sum(self._bench.build.suite.durations.values())
+        limits = Limits(timeout_s=round(min(60.0, max(4.0, 2 * suite_s)), 1))
+        return [replace(draft, limits=limits) for draft in drafts]
 
     async def examine(
         self, given: list[Bug] | list[Draft], split: Split | None, funnel: Funnel, tick: Ticker | None
