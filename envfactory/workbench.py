@@ -88,11 +88,6 @@ class Workbench:
         """What to lay over the build's clean workspace to get this tree."""
         return difference(self.build.tree, tree)
 
-    def forget(self) -> None:
-        """Drop remembered runs that are done; long syntheses would keep every message otherwise."""
-        for key in [key for key, run in self._runs.items() if run.done()]:
-            del self._runs[key]
-
     async def __aenter__(self) -> Self:
         await self._runner.start()
         return self
