@@ -47,7 +47,9 @@ class NamespaceProvider(SandboxProvider):
 
     name = "namespace"
 
-    def __init__(self, store: Path | ImageStore | None = None) -> None:
+    def __init__(self, store: Path | ImageStore | None = None, *, show_groups: bool = False) -> None:
+        """`show_groups`: sandboxes see their own control groups, read-only, as containers do."""
+        self._show_groups = show_groups
         self.images = store if isinstance(store, ImageStore) else ImageStore(store or default_store())
         self._nodelet: subprocess.Popen[bytes] | None = None
         self._channel: Channel | None = None
@@ -192,6 +194,7 @@ class NamespaceProvider(SandboxProvider):
             "id_map": self._facts["id_map"],
             "single_id": self._single_id(),
             "cgroup_namespace": True,
+            "show_groups": self._show_groups,
             "handle": {
                 "spec": dataclasses.asdict(dataclasses.replace(spec, network=spec.policy.mode)),
                 "environment": {**manifest.env, **network_env, **spec.env},
