@@ -32,11 +32,8 @@ from sandbox.kubernetes.manifests import GROUP
 from sandbox.kubernetes.podwatch import PodWatch
 from sandbox.kubernetes.settings import load
 
-LEASE_SECONDS = 60
 CLOSE_SECONDS = 30.0
-GRACE_SECONDS = 10.0
-"""Added to a lease before it counts as over: clocks differ."""
-POSIX_MICRO = "%Y-%m-%dT%H:%M:%S.%fZ"
+MICRO_TIME = "%Y-%m-%dT%H:%M:%S.%fZ"
 
 
 class KubernetesProvider:
@@ -133,14 +130,14 @@ class KubernetesProvider:
             "creating our lease",
             cluster.coordination.create_namespaced_lease_without_preload_content,
             namespace,
-            manifests.lease(self.client, LEASE_SECONDS, _now(cluster)),
+            manifests.lease(self.client, self.settings.heartbeat_s, _now(cluster)),
             accept=(409,),
         )
 
     async def _beat(self, cluster: Cluster) -> None:
         """Renew our lease; pods of a client whose lease is over may be reaped by anyone of the owner."""
         while True:
-            await asyncio.sleep(LEASE_SECONDS / 4)
+            await asyncio.sleep(self.settings.heartbeat_s / 4)
             with contextlib.suppress(SandboxError):
                 await cluster.call(
                     "renewing our lease",
@@ -252,18 +249,23 @@ class KubernetesProvider:
         )
 
     async def remove(self, id: str) -> None:
-        """Delete the pod and wait until its node has ended it (at most half a minute)."""
+        """Delete the pod and wait until its node has ended it (at most half a minute).
+
+        Where the API server does not answer, the pod ends itself: its helper misses its client.
+        """
         self._live.pop(id, None)
         if self.cluster is None or self.watch is None:
             return
         name = manifests.pod_name(id)
-        found = await self.cluster.call(
-            f"deleting pod {name}",
-            self.cluster.core.delete_namespaced_pod_without_preload_content,
-            name,
-            self.cluster.namespace,
-            accept=(404,),
-        )
+        found = None
+        with contextlib.suppress(SandboxUnavailable):
+            found = await self.cluster.call(
+                f"deleting pod {name}",
+                self.cluster.core.delete_namespaced_pod_without_preload_content,
+                name,
+                self.cluster.namespace,
+                accept=(404,),
+            )
         if found is not None:
             await self.watch.until(name, lambda pod: pod is None, CLOSE_SECONDS)
 
@@ -301,7 +303,7 @@ class KubernetesProvider:
         return [pod for pod in answer["items"] if pod["metadata"]["annotations"][f"{GROUP}/owner"] == owner]
 
     async def _clients(self, cluster: Cluster) -> dict[str, float]:
-        """Client -> seconds since its lease was renewed, by the server's clock."""
+        """Client -> seconds since its heartbeat was due (below 0: it lives), by the server's clock, with slack."""
         answer = await cluster.call(
             "listing leases",
             cluster.coordination.list_namespaced_lease_without_preload_content,
@@ -311,8 +313,8 @@ class KubernetesProvider:
         assert answer is not None
         now = time.time() + cluster.clock_offset
         return {
-            lease["spec"]["holderIdentity"]: now - _seconds(lease["spec"]["renewTime"])
-            for lease in answer["items"]
+            spec["holderIdentity"]: now - _seconds(spec["renewTime"]) - spec["leaseDurationSeconds"] * 1.5 - 2
+            for spec in (lease["spec"] for lease in answer["items"])
         }
 
     async def list(self, owner: str) -> list[SandboxInfo]:
@@ -403,13 +405,14 @@ def _verify(facts: Mapping[str, Any], spec: SandboxSpec) -> None:
 
 
 def _is_over(pod: Mapping[str, Any], clients: Mapping[str, float], lease_s: float) -> bool:
-    age = clients.get(pod["metadata"]["labels"][f"{GROUP}/client"])
-    return age is None or age > LEASE_SECONDS + GRACE_SECONDS + lease_s
+    """Whether the pod's client has been silent for longer than its heartbeat and `lease_s`."""
+    silent = clients.get(pod["metadata"]["labels"][f"{GROUP}/client"])
+    return silent is None or silent > lease_s
 
 
 def _now(cluster: Cluster) -> str:
     moment = datetime.datetime.fromtimestamp(time.time() + cluster.clock_offset, datetime.UTC)
-    return moment.strftime(POSIX_MICRO)
+    return moment.strftime(MICRO_TIME)
 
 
 def _seconds(text: str) -> float:

@@ -53,6 +53,8 @@ class KubernetesSettings(BaseModel):
     """Of it, patience with a pod that fits on no node (an autoscaler may add one)."""
     reconnect_s: float = 60
     """How long a cut connection may stay away, and how long a pod outlives its client."""
+    heartbeat_s: int = Field(default=60, ge=1)
+    """Duration of the Lease object that this client renews; `reap` by others goes by it."""
     life_s: int = 24 * 3600
     """activeDeadlineSeconds: the cluster ends every pod after that, whatever happens to us."""
     pids_limit: int | None = None

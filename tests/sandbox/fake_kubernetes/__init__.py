@@ -9,6 +9,6 @@ It is no Kubernetes: what passes here alone has met a fake.
 """
 
 from tests.sandbox.fake_kubernetes.faults import Faults
-from tests.sandbox.fake_kubernetes.server import FakeCluster
+from tests.sandbox.fake_kubernetes.server import FakeCluster, settings
 
-__all__ = ["FakeCluster", "Faults"]
+__all__ = ["FakeCluster", "Faults", "settings"]

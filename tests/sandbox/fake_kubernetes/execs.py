@@ -13,7 +13,7 @@ from typing import Any
 from aiohttp import WSMsgType, web
 
 from sandbox.namespace import NamespaceSandbox
-from sandbox.namespace.channel import Channel, writable
+from sandbox.namespace.channel import Channel, close_all, writable
 from tests.sandbox.fake_kubernetes.faults import Faults
 
 PROTOCOLS = ("v5.channel.k8s.io", "v4.channel.k8s.io")
@@ -33,7 +33,7 @@ class Exec:
         request: web.Request,
         faults: Faults,
         user: str,
-        linger: Callable[[Coroutine[Any, Any, None]], None],
+        linger: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
     ) -> None:
         self.box, self.request, self.faults, self.user, self.linger = box, request, faults, user, linger
         self.socket = web.WebSocketResponse(protocols=PROTOCOLS[1:] if faults.only_v4 else PROTOCOLS)
@@ -55,10 +55,15 @@ class Exec:
         if query.get("stdin") not in ("true", "1"):
             os.close(in_w)
             in_w = -1
-        await self.box._request(message, [theirs.fileno(), in_r, out_w, err_w])
-        theirs.close()
-        for fd in (in_r, out_w, err_w):
-            os.close(fd)
+        try:
+            await self.box._request(message, [theirs.fileno(), in_r, out_w, err_w])
+        except BaseException:
+            close_all([out_r, err_r, *([in_w] if in_w >= 0 else [])])
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+            close_all([in_r, out_w, err_w])
         status = Channel(ours)
         reader = asyncio.create_task(self._input(in_w))
         outputs = [asyncio.create_task(self._output(out_r, STDOUT)), asyncio.create_task(self._output(err_r, STDERR))]
@@ -72,7 +77,7 @@ class Exec:
             for task in (reader, *outputs):
                 task.cancel()
             await asyncio.gather(reader, *outputs, return_exceptions=True)
-            self.linger(_linger(status))
+            self.linger(_linger(status)).add_done_callback(lambda _: status.close())
         return self.socket
 
     async def _report(
@@ -138,8 +143,6 @@ class Exec:
             while data := await reader.read(32 << 10):
                 for start in range(0, len(data), size):
                     await self._send(channel, data[start : start + size])
-            if self.socket.ws_protocol == PROTOCOLS[0]:
-                await self.socket.send_bytes(bytes([CLOSE, channel]))
         finally:
             transport.close()
 
@@ -186,4 +189,3 @@ async def _linger(status: Channel) -> None:
     with contextlib.suppress(OSError, asyncio.CancelledError):
         while await status.receive() is not None:
             pass
-    status.close()

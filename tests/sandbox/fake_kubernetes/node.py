@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import contextlib
 import re
-from collections.abc import Callable
+from collections.abc import Coroutine
 from typing import Any
 
 from sandbox.base import Outcome, SandboxError, SandboxSpec
@@ -45,11 +44,10 @@ class Node:
     async def remove(self, pod: dict[str, Any], grace_s: float) -> None:
         """End the pod's sandbox and forget the pod."""
         uid = pod["metadata"]["uid"]
-        task = self.tasks.pop(uid, None)
-        if task is not None:
+        if (task := self.tasks.get(uid)) is not None:
             task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
+            await asyncio.wait([task])
+        self.tasks.pop(uid, None)
         await self._stop(uid)
         self.store.delete("pods", pod)
 
@@ -58,16 +56,20 @@ class Node:
             await box.close()
 
     async def close(self) -> None:
-        for task in [*self.tasks.values(), *self.lingering]:
+        for task in self.tasks.values():
             task.cancel()
-        await asyncio.gather(*self.tasks.values(), *self.lingering, return_exceptions=True)
+        await asyncio.gather(*self.tasks.values(), return_exceptions=True)
         for uid in list(self.boxes):
             await self._stop(uid)
+        if self.lingering:  # removals under way, and commands whose client left: they end with their sandboxes
+            await asyncio.wait(self.lingering, timeout=10)
 
-    def linger(self, coroutine: Any) -> None:
+    def linger(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Run something that nobody waits for, at most as long as the cluster lives."""
         task = asyncio.create_task(coroutine)
         self.lingering.add(task)
         task.add_done_callback(self.lingering.discard)
+        return task
 
     # ---- a pod's life
 
@@ -234,15 +236,13 @@ class Node:
     async def end(self, pod: dict[str, Any], reason: str, message: str, *, code: int = 137) -> None:
         """Something else than the container ended the pod: eviction, deadline, a lost node."""
         uid = pod["metadata"]["uid"]
-        task = self.tasks.pop(uid, None)
+        task = self.tasks.get(uid)
         if task is not None and task is not asyncio.current_task():
             task.cancel()
+            await asyncio.wait([task])
         await self._stop(uid)
         if reason == "OOMKilled":
             self.ended(pod, reason, code)
             return
         pod["status"] |= {"reason": reason, "message": message}
         self.ended(pod, "Error", code)
-
-
-Pick = Callable[[dict[str, Any]], bool]

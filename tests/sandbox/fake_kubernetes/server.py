@@ -14,21 +14,11 @@ import yaml
 from aiohttp import web
 
 from sandbox.namespace import NamespaceProvider
-from tests.sandbox.fake_kubernetes import validation
+from tests.sandbox.fake_kubernetes import discovery, validation
 from tests.sandbox.fake_kubernetes.execs import Exec
 from tests.sandbox.fake_kubernetes.faults import Faults
 from tests.sandbox.fake_kubernetes.node import Node
 from tests.sandbox.fake_kubernetes.store import Conflict, Event, Gone, Store
-
-# group/version -> plural, kind, namespaced
-RESOURCES = {
-    "v1": [("namespaces", "Namespace", False), ("pods", "Pod", True), ("configmaps", "ConfigMap", True),
-           ("secrets", "Secret", True), ("events", "Event", True)],
-    "networking.k8s.io/v1": [("networkpolicies", "NetworkPolicy", True)],
-    "coordination.k8s.io/v1": [("leases", "Lease", True)],
-}  # fmt: skip
-VERBS = ["create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"]
-
 
 class Refused(Exception):
     """An answer that is no success."""
@@ -66,7 +56,7 @@ class FakeCluster:
     async def __aenter__(self) -> Self:
         app = web.Application(middlewares=[self._errors], client_max_size=16 << 20)
         app.router.add_route("*", "/{path:.*}", self._route)
-        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.5)
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.02)
         await self._runner.setup()
         context = None
         if self.certificate is not None:
@@ -130,46 +120,24 @@ class FakeCluster:
     async def _route(self, request: web.Request) -> web.StreamResponse:
         path = "/" + request.match_info["path"]
         self.requests.append(f"{request.method} {path}")
-        if request.headers.get("Authorization") != f"Bearer {self.token}":
+        given = request.headers.get("Authorization")
+        if given != f"Bearer {self.token}" and (given or self.certificate):  # kubectl sends none without TLS
             raise Refused(401, "Unauthorized", "Unauthorized")
         await asyncio.sleep(self.faults.reply_late_s)
         if self.faults.refuse_requests:
             code, retry = self.faults.refuse_requests.pop(0)
             raise Refused(code, "TooManyRequests" if code == 429 else "InternalError", "a fault", retry=retry)
-        if (found := self._discovery(path)) is not None:
+        if (found := discovery.answer(path)) is not None:
             return web.json_response(found)
         parts = path.strip("/").split("/")
         group, parts = ("v1", parts[2:]) if parts[0] == "api" else ("/".join(parts[1:3]), parts[3:])
         namespace = ""
         if len(parts) >= 3 and parts[0] == "namespaces":
             namespace, parts = parts[1], parts[2:]
-        known = {plural: kind for plural, kind, _ in RESOURCES.get(group, [])}
+        known = {plural: kind for plural, kind, _ in discovery.RESOURCES.get(group, [])}
         if not parts or parts[0] not in known:
             raise Refused(404, "NotFound", "the server could not find the requested resource")
         return await self._verb(request, group, parts, known[parts[0]], namespace)
-
-    def _discovery(self, path: str) -> dict[str, Any] | None:
-        if path == "/version":
-            return {"major": "1", "minor": "34", "gitVersion": "v1.34.0-fake", "platform": "linux/amd64"}
-        if path == "/api":
-            return {"kind": "APIVersions", "versions": ["v1"]}
-        if path == "/apis":
-            groups = [name.rpartition("/") for name in RESOURCES if "/" in name]
-            versions = [{"groupVersion": f"{group}/{version}", "version": version} for group, _, version in groups]
-            return {"kind": "APIGroupList", "apiVersion": "v1", "groups": [
-                {"name": group, "versions": [each], "preferredVersion": each}
-                for (group, _, _), each in zip(groups, versions, strict=True)
-            ]}  # fmt: skip
-        group = path.removeprefix("/apis/").removeprefix("/api/")
-        if group in RESOURCES:
-            found = [{"name": plural, "singularName": kind.lower(), "kind": kind, "namespaced": spaced,
-                      "verbs": VERBS, "shortNames": ["po"] if plural == "pods" else []}
-                     for plural, kind, spaced in RESOURCES[group]]  # fmt: skip
-            if group == "v1":
-                found.append({"name": "pods/exec", "singularName": "", "kind": "PodExecOptions",
-                              "namespaced": True, "verbs": ["create", "get"]})  # fmt: skip
-            return {"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": group, "resources": found}
-        return None
 
     async def _verb(
         self, request: web.Request, group: str, parts: list[str], kind: str, namespace: str
@@ -315,3 +283,11 @@ def _merge(target: dict[str, Any], patch: dict[str, Any]) -> None:
             _merge(target[key], value)
         else:
             target[key] = value
+
+
+def settings(cluster: FakeCluster, **changes: Any) -> dict[str, Any]:
+    """Of a provider for this cluster: what its node enforces, and little patience."""
+    return {
+        "kubeconfig": str(cluster.kubeconfig), "pids_limit": cluster.node.pod_pids, "hard_disk": True,
+        "kill_one": True, "reconnect_s": 5, "start_s": 20, "schedule_s": 0.3, **changes,
+    }  # fmt: skip
