@@ -49,15 +49,13 @@ async def a_key_names_one_command(bench: Bench) -> None:
     """Another command, folder, user or input under a used key is an error, and nothing runs."""
     async with bench.box() as box:
         await box.exec(["cat"], key="k", stdin=b"in")
-        attempts: list[dict[str, Any]] = [
-            {"stdin": b"other"},
-            {"cwd": "/tmp"},
-            {"env": {"A": "1"}},
-            {"user": "root"},
-        ]
-        for number, options in enumerate([{"argv": "touch ran"}, *attempts]):
+        usual: dict[str, Any] = {"argv": ["cat"], "stdin": b"in", "key": "k"}
+        others: list[dict[str, Any]] = [
+            {"argv": "touch ran"}, {"stdin": b"other"}, {"cwd": "/tmp"}, {"env": {"A": "1"}}, {"user": "root"},
+        ]  # fmt: skip
+        for number, other in enumerate(others):
             try:
-                await box.exec(**{"argv": ["cat"], "stdin": b"in", "key": "k", **options})
+                await box.exec(**{**usual, **other})
             except KeyReused:
                 continue
             raise AssertionError(f"attempt {number} was accepted")
