@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Mapping, Sequence
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 from sandbox.base import (
@@ -14,15 +15,23 @@ from sandbox.base import (
     NetworkPolicy,
     Outcome,
     PolicyUnsupported,
+    Repercussion,
     SandboxLost,
     SandboxSpec,
+    SandboxUnavailable,
 )
 from sandbox.kubernetes.errors import PodOutOfMemory
 from sandbox.kubernetes.link import Link
+from sandbox.log import SandboxLog
+from sandbox.namespace.files import Files
 from sandbox.namespace.handle import NamespaceSandbox
 
 if TYPE_CHECKING:
     from sandbox.kubernetes.provider import KubernetesProvider
+
+
+_REQUESTS: ContextVar[list[int] | None] = ContextVar("requests", default=None)
+"""Numbers of the requests that the running `exec` has sent."""
 
 
 class KubernetesSandbox(NamespaceSandbox):
@@ -35,27 +44,32 @@ class KubernetesSandbox(NamespaceSandbox):
         spec: SandboxSpec,
         environment: Mapping[str, str],
         link: Link,
+        log: SandboxLog,
         *,
-        guest: bool = False,
+        ours: bool = True,
     ) -> None:
         self.id = id
         self.spec = spec
         self.capabilities: Capabilities = provider.capabilities()
+        self.log = log
         self.link = link
+        self.single_id = provider.settings.users == "one"
         self._pods = provider
         self._environment = dict(environment)
+        self._ours = ours
         self._closed = False
-        self._guest = guest
-        self.single_id = provider.settings.users == "one"
         self._background = set()
         self._processes = set()
+        self._files = Files(self.send, self.lost)
 
-    async def _request(self, message: dict[str, Any], fds: list[int]) -> None:
-        if self._closed:
-            raise SandboxLost(f"sandbox {self.id} is closed")
+    async def send(self, message: dict[str, Any], fds: list[int]) -> None:
+        """Send the helper one request. Raises SandboxLost if the pod is gone."""
+        self._check_open()
         if message.get("user") == "root" and self.single_id:
             raise PolicyUnsupported("there is no root in pods with users=one; set users=two")
-        await self.link.request(message, fds)
+        number = await self.link.request(message, fds)
+        if (requests := _REQUESTS.get()) is not None:
+            requests.append(number)
 
     async def exec(
         self,
@@ -70,14 +84,20 @@ class KubernetesSandbox(NamespaceSandbox):
         key: str | None = None,
     ) -> ExecResult:
         """See the contract. A pod killed at its memory limit while the command runs is outcome OOM."""
-        result = await super().exec(
-            argv, stdin=stdin, cwd=cwd, env=env, user=user, timeout=timeout, max_output=max_output, key=key
-        )
+        requests: list[int] = []
+        before = _REQUESTS.set(requests)
+        try:
+            result = await super().exec(
+                argv, stdin=stdin, cwd=cwd, env=env, user=user, timeout=timeout, max_output=max_output, key=key
+            )
+        finally:
+            _REQUESTS.reset(before)
         lost = self.link.lost
-        if result.outcome is Outcome.LOST and isinstance(lost, SandboxLost):
-            outcome = Outcome.OOM if isinstance(lost, PodOutOfMemory) else Outcome.LOST
-            return dataclasses.replace(result, outcome=outcome, repercussion=lost.repercussion)
-        return result
+        if result.outcome is not Outcome.LOST or lost is None or self._closed:
+            return result
+        if not any(self.link.heard(number) for number in requests):
+            raise lost  # it never started
+        return dataclasses.replace(result, outcome=Outcome.OOM) if isinstance(lost, PodOutOfMemory) else result
 
     async def snapshot(self) -> str:
         """PolicyUnsupported: the API gives no access to a container's writable layer."""
@@ -92,6 +112,7 @@ class KubernetesSandbox(NamespaceSandbox):
 
     async def set_network(self, policy: NetworkPolicy) -> None:
         """PolicyUnsupported unless nothing changes."""
+        self._check_open()
         if policy != self.spec.policy:
             raise PolicyUnsupported("a pod's network is chosen at its creation")
 
@@ -100,25 +121,57 @@ class KubernetesSandbox(NamespaceSandbox):
         """Whether the session goes on; a connection that is being renewed counts."""
         return not self._closed and self.link.lost is None
 
+    async def fate(self) -> Repercussion | None:
+        """Why a lost pod is lost, if its own commands did it."""
+        if self._closed:
+            return None
+        lost = self.link.lost
+        if lost is None:
+            return Repercussion.INIT  # the pod lives, but the helper of this operation was killed
+        return lost.repercussion if isinstance(lost, SandboxLost) else None
+
+    async def lost(self, text: str) -> SandboxLost:
+        """The error for an operation that the pod did not survive: its own reason where it is known."""
+        if isinstance(self.link.lost, SandboxLost) and not self._closed:
+            return self.link.lost
+        return await super().lost(text)
+
     async def abandon(self) -> None:
         """Delete the pod because it no longer answers."""
-        if not self._guest:
+        if self._ours:
             await self._pods.remove(self.id)
 
     async def close(self) -> None:
-        """Idempotent. Of a guest's handle: end its own commands and detach."""
+        """See the contract."""
         if self._closed:
             return
         self._closed = True
         await self.link.close()
-        if not self._guest:
+        if self._ours:
             await self._pods.remove(self.id)
         for process in list(self._processes):
             process.abandon()
         for collector in self._background:
             collector.close()
+        self.log.close()
 
-    def _absolute(self, path: str) -> str:
-        if "\0" in path:
-            raise ValueError("a path may not contain a NUL character")
-        return os.path.join(self.spec.workdir, path)
+
+class Recorder:
+    """Stores lines of a monitor in the pod, on the disk before the pod hears that they arrived."""
+
+    def __init__(self, log: SandboxLog) -> None:
+        self._log = log
+
+    def __call__(self, lines: bytes) -> None:
+        """Raises SandboxUnavailable where the log cannot grow."""
+        fd = self._log.fd
+        if fd < 0:
+            return
+        try:
+            if os.write(fd, lines) != len(lines):
+                raise OSError(28, "No space left on device")
+            os.fdatasync(fd)
+        except OSError as error:
+            raise SandboxUnavailable(
+                f"cannot write {self._log.path}: {error.strerror}; free some disk"
+            ) from error

@@ -24,6 +24,7 @@ from sandbox.node.frames import Kind
 HELLO_SECONDS = 15.0
 PING_SECONDS = 10.0
 SILENCE_SECONDS = 35.0
+FILE_BLOCK = 256 << 10
 FIRST_WAIT = 0.05
 LONGEST_WAIT = 2.0
 
@@ -55,10 +56,21 @@ class LoopReactor:
 class Link:
     """One client's session; `dial` opens a new exec stream to the pod's helper."""
 
-    def __init__(self, dial: Callable[[], Awaitable[ExecStream]], name: str, reconnect_s: float) -> None:
+    def __init__(
+        self,
+        dial: Callable[[], Awaitable[ExecStream]],
+        name: str,
+        reconnect_s: float,
+        record: Callable[[bytes], None],
+        *,
+        creator: bool,
+    ) -> None:
+        """`record` stores lines of the sandbox's log for good; the pod ends with its `creator`'s session."""
         self._dial = dial
         self._name = name
         self._reconnect_s = reconnect_s
+        self._record = record
+        self._creator = creator
         self._session = secrets.token_hex(8)
         self._token = secrets.token_hex(16)
         self._ledger = frames.Ledger()
@@ -67,6 +79,7 @@ class Link:
         self._outbox = bytearray()
         self._work = asyncio.Event()
         self._connected = False
+        self._waiters: list[asyncio.Future[None]] = []
         self._ready: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
         self._task: asyncio.Task[None] | None = None
         self.lost: SandboxError | None = None
@@ -79,23 +92,54 @@ class Link:
         self._task = asyncio.create_task(self._run())
         return await asyncio.shield(self._ready)
 
-    async def request(self, message: dict[str, Any], fds: Sequence[int]) -> None:
-        """Send a request with descriptors, which are duplicated: the caller still closes its own."""
+    async def request(self, message: dict[str, Any], fds: Sequence[int]) -> int:
+        """Send a request with descriptors, which are duplicated: the caller still closes its own. Returns the
+        number by which `heard` tells whether it arrived."""
+        if not self._connected and self.lost is None:
+            await self._settled()
         if self.lost is not None:
             raise self.lost
         kinds = [mux.kind_of(fd) for fd in fds]
         ids = self._mux.reserve(len(fds))
+        for id, fd, kind in zip(ids, fds, kinds, strict=True):
+            if kind == "file":
+                self._send_file(id, fd)
         body = json.dumps({**message, "streams": list(zip(ids, kinds, strict=True))}).encode()
         self._mux.send(Kind.REQUEST, 0, body)
+        number = self._ledger.sent
         for id, fd, kind in zip(ids, fds, kinds, strict=True):
-            if kind != "null":
+            if kind in ("read", "write", "both"):
                 self._mux.add(id, os.dup(fd), kind)
+        return number
+
+    def heard(self, number: int) -> bool:
+        """Whether the pod is known to have received the request of that number."""
+        return number <= self._ledger.heard
+
+    async def _settled(self) -> None:
+        """Wait until there is a connection again, or none will be."""
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiters.append(waiter)
+        await waiter
+
+    def _wake(self) -> None:
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+        self._waiters.clear()
+
+    def _send_file(self, id: int, fd: int) -> None:
+        at = 0
+        while block := os.pread(fd, FILE_BLOCK, at):
+            self._mux.send(Kind.FILE, id, block)
+            at += len(block)
 
     def fail(self, reason: SandboxError) -> None:
         """The pod is known to be gone: everything ends now."""
         if self.lost is None:
             self.lost = reason
             self._mux.close()
+            self._wake()
             if not self._ready.done():
                 self._ready.set_exception(reason)
                 self._ready.exception()  # nobody may be waiting
@@ -156,7 +200,8 @@ class Link:
         writer: asyncio.Task[None] | None = None
         parser = frames.Parser()
         try:
-            hello = {"session": self._session, "token": self._token, "received": self._ledger.received}
+            hello = {"session": self._session, "token": self._token, "received": self._ledger.received,
+                     "creator": self._creator}  # fmt: skip
             await stream.write(frames.Ledger().encode(Kind.HELLO, 0, json.dumps(hello).encode()))
             pieces = aiter(stream)
             errors = b""
@@ -174,7 +219,10 @@ class Link:
                         self._welcome(frame.json())
                         writer = asyncio.create_task(self._write(stream))
                     elif writer is not None and self._ledger.accept(frame):
-                        self._mux.frame(frame)
+                        if frame.kind is Kind.LOG:
+                            self._record(frame.payload)
+                        else:
+                            self._mux.frame(frame)
                 if self._ledger.owes():
                     self._emit(self._ledger.encode(Kind.ACK))
             status = stream.status
@@ -193,6 +241,7 @@ class Link:
         self._outbox[:] = self._ledger.replay(int(answer["received"]))
         self._connected = True
         self._work.set()
+        self._wake()
         if not self._ready.done():
             self._ready.set_result(answer["facts"])
 

@@ -9,6 +9,7 @@ import json
 import re
 import zipfile
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,9 @@ MANAGED = {"app.kubernetes.io/managed-by": "posttrain"}
 HELPER = "/opt/posttrain/podlet.pyz"
 CAPABILITIES = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "SETGID", "SETPCAP", "SETUID")
 """What our helper keeps (all within Pod Security "baseline"); commands of agents get none."""
-_MODULES = ("cgroups", "children", "fileops", "frames", "monitor", "mux", "podlet", "privileges", "seccomp",
-            "syscalls", "wire")  # fmt: skip
+_MODULES = ("cgroups", "children", "course", "fileops", "frames", "held", "init", "journal", "kept", "keyed",
+            "monitor", "mux", "podlet", "privileges", "rootfs", "seccomp", "sessions", "syscalls", "verdicts",
+            "wire")  # fmt: skip
 
 
 def label(text: str) -> str:
@@ -89,14 +91,14 @@ def network_policies() -> list[dict[str, Any]]:
     ]
 
 
-def lease(client: str, seconds: int, now: str) -> dict[str, Any]:
+def lease(client: str, holder: str, seconds: int, now: str) -> dict[str, Any]:
     """The heartbeat of one client; its pods name it."""
     return {
         "apiVersion": "coordination.k8s.io/v1",
         "kind": "Lease",
         "metadata": {"name": f"posttrain-{client}", "labels": {**MANAGED, f"{GROUP}/client": client}},
         "spec": {
-            "holderIdentity": client,
+            "holderIdentity": holder,
             "leaseDurationSeconds": seconds,
             "acquireTime": now,
             "renewTime": now,
@@ -112,8 +114,9 @@ def pod(
         f"{GROUP}/owner": spec.owner,
         f"{GROUP}/image": spec.image,
         f"{GROUP}/lease": f"posttrain-{client}",
-        f"{GROUP}/lease-seconds": f"{spec.lease_s or settings.reconnect_s:g}",
-        f"{GROUP}/handle": json.dumps(_handle(spec, env)),
+        f"{GROUP}/lease-seconds": f"{spec.lease_s or 0:g}",
+        f"{GROUP}/spec": json.dumps({**asdict(spec), "network": spec.policy.mode}),
+        f"{GROUP}/environment": json.dumps(dict(env)),
     }
     body: dict[str, Any] = {
         "activeDeadlineSeconds": settings.life_s,
@@ -155,13 +158,6 @@ def pod_name(id: str) -> str:
     return f"posttrain-{id}"
 
 
-def _handle(spec: SandboxSpec, env: Mapping[str, str]) -> dict[str, Any]:
-    """What another process needs to attach."""
-    return {"workdir": spec.workdir, "memory_mb": spec.memory_mb, "pids": spec.pids,
-            "disk_mb": spec.disk_mb, "env": dict(env), "network": spec.policy.mode,
-            "lease_s": spec.lease_s, "runtime": spec.runtime}  # fmt: skip
-
-
 def _pod_security(settings: KubernetesSettings) -> dict[str, Any]:
     security: dict[str, Any] = {"seccompProfile": {"type": "RuntimeDefault"}}
     if settings.users == "one":
@@ -189,7 +185,8 @@ def _container(spec: SandboxSpec, settings: KubernetesSettings) -> dict[str, Any
     limits = {"memory": f"{spec.memory_mb}Mi", "ephemeral-storage": f"{spec.disk_mb}Mi"}
     if settings.cpu_limit:
         limits["cpu"] = settings.cpu_limit
-    podlet = {"workdir": spec.workdir, "lease_s": spec.lease_s or settings.reconnect_s,
+    podlet = {"workdir": spec.workdir, "lease_s": spec.lease_s, "reconnect_s": settings.reconnect_s,
+              "start_s": settings.start_s,
               "rlimits": {"RLIMIT_NOFILE": 4096}}  # fmt: skip
     return {
         "name": "sandbox",

@@ -26,11 +26,13 @@ from sandbox.images import ImageStore, default_store
 from sandbox.kubernetes import errors, manifests
 from sandbox.kubernetes.cluster import Cluster
 from sandbox.kubernetes.execstream import ExecStream
-from sandbox.kubernetes.handle import KubernetesSandbox
+from sandbox.kubernetes.handle import KubernetesSandbox, Recorder
+from sandbox.kubernetes.heartbeat import Clients, identity, seconds
 from sandbox.kubernetes.link import Link
 from sandbox.kubernetes.manifests import GROUP
 from sandbox.kubernetes.podwatch import PodWatch
 from sandbox.kubernetes.settings import load
+from sandbox.log import SandboxLog
 
 CLOSE_SECONDS = 30.0
 MICRO_TIME = "%Y-%m-%dT%H:%M:%S.%fZ"
@@ -76,7 +78,10 @@ class KubernetesProvider:
             user_namespace=settings.host_users is False,
             unenforced=tuple(missing),
             seccomp=True,
+            pty=True,
+            tags=True,
             attach=True,
+            log=True,
             lease=True,
             networks=("none", "host"),
         )
@@ -130,7 +135,7 @@ class KubernetesProvider:
             "creating our lease",
             cluster.coordination.create_namespaced_lease_without_preload_content,
             namespace,
-            manifests.lease(self.client, self.settings.heartbeat_s, _now(cluster)),
+            manifests.lease(self.client, identity(), self.settings.heartbeat_s, _now(cluster)),
             accept=(409,),
         )
 
@@ -168,20 +173,26 @@ class KubernetesProvider:
         id = secrets.token_hex(8)
         environment = {**manifest.env, **spec.env}
         body = manifests.pod(id, self.client, spec, environment, self.settings, self._helper)
+        log = SandboxLog.create(self.images.root, spec, id, backend=self.name)
         link: Link | None = None
         try:
             await self._create_pod(cluster, body)
-            link = Link(lambda: self._dial(cluster, id), id, self.settings.reconnect_s)
-            facts = await link.start()
-            _verify(facts, spec)
-            sandbox = KubernetesSandbox(self, id, spec, environment, link)
-            self._live[id] = sandbox
-            return sandbox
+            link = self._link(cluster, id, log, creator=True)
+            _verify(await link.start(), spec)
         except BaseException:
             if link is not None:
                 await link.close(bye=False)
+            log.discard()
             await asyncio.shield(self.remove(id))
             raise
+        sandbox = KubernetesSandbox(self, id, spec, environment, link, log)
+        self._live[id] = sandbox
+        return sandbox
+
+    def _link(self, cluster: Cluster, id: str, log: SandboxLog, *, creator: bool) -> Link:
+        return Link(
+            lambda: self._dial(cluster, id), id, self.settings.reconnect_s, Recorder(log), creator=creator
+        )
 
     def _check(self, spec: SandboxSpec) -> None:
         for name in ("memory_mb", "pids", "disk_mb"):
@@ -279,16 +290,24 @@ class KubernetesProvider:
         if sandbox is not None or pod is None or errors.end(pod) is not None:
             raise SandboxLost(f"no living sandbox {id}")
         note: Mapping[str, str] = pod["metadata"]["annotations"]
-        handle = json.loads(note[f"{GROUP}/handle"])
-        environment = handle.pop("env")
-        spec = SandboxSpec(image=note[f"{GROUP}/image"], owner=note[f"{GROUP}/owner"], **handle)
-        link = Link(lambda: self._dial(cluster, id), id, self.settings.reconnect_s)
+        orphan = (await self._clients(cluster)).silent(pod) > 0
+        log = self._log(id, pod)
+        link = self._link(cluster, id, log, creator=False)
         try:
             await link.start()
         except BaseException:
             await link.close(bye=False)
+            log.close()
             raise
-        return KubernetesSandbox(self, id, spec, environment, link, guest=True)
+        environment = json.loads(note[f"{GROUP}/environment"])
+        return KubernetesSandbox(self, id, log.spec, environment, link, log, ours=orphan)
+
+    def _log(self, id: str, pod: Mapping[str, Any]) -> SandboxLog:
+        """The sandbox's log in our image store; a client of another store begins one of its own."""
+        with contextlib.suppress(FileNotFoundError):
+            return SandboxLog(self.images.root, id)
+        spec = SandboxSpec(**json.loads(pod["metadata"]["annotations"][f"{GROUP}/spec"]))
+        return SandboxLog.create(self.images.root, spec, id, backend=self.name)
 
     # ---- bookkeeping
 
@@ -302,8 +321,7 @@ class KubernetesProvider:
         assert answer is not None
         return [pod for pod in answer["items"] if pod["metadata"]["annotations"][f"{GROUP}/owner"] == owner]
 
-    async def _clients(self, cluster: Cluster) -> dict[str, float]:
-        """Client -> seconds since its heartbeat was due (below 0: it lives), by the server's clock, with slack."""
+    async def _clients(self, cluster: Cluster) -> Clients:
         answer = await cluster.call(
             "listing leases",
             cluster.coordination.list_namespaced_lease_without_preload_content,
@@ -311,11 +329,7 @@ class KubernetesProvider:
             label_selector="app.kubernetes.io/managed-by=posttrain",
         )
         assert answer is not None
-        now = time.time() + cluster.clock_offset
-        return {
-            spec["holderIdentity"]: now - _seconds(spec["renewTime"]) - spec["leaseDurationSeconds"] * 1.5 - 2
-            for spec in (lease["spec"] for lease in answer["items"])
-        }
+        return Clients(answer["items"], time.time() + cluster.clock_offset)
 
     async def list(self, owner: str) -> list[SandboxInfo]:
         """Living sandboxes of `owner`, of every client."""
@@ -326,8 +340,8 @@ class KubernetesProvider:
                 id=pod["metadata"]["labels"][f"{GROUP}/id"],
                 owner=owner,
                 image=pod["metadata"]["annotations"][f"{GROUP}/image"],
-                created=_seconds(pod["metadata"]["creationTimestamp"]),
-                orphan=_is_over(pod, clients, 0.0),
+                created=seconds(pod["metadata"]["creationTimestamp"]),
+                orphan=clients.silent(pod) > 0,
             )
             for pod in pods
             if errors.end(pod) is None
@@ -340,10 +354,9 @@ class KubernetesProvider:
         count = 0
         for pod in pods:
             id = pod["metadata"]["labels"][f"{GROUP}/id"]
-            own = pod["metadata"]["labels"][f"{GROUP}/client"] == self.client
             lease = float(pod["metadata"]["annotations"][f"{GROUP}/lease-seconds"])
             ended = errors.end(pod) is not None and id not in self._live
-            if ended or (not own and _is_over(pod, clients, lease)):
+            if ended or clients.silent(pod) > lease:
                 await cluster.call(
                     f"deleting pod {id}",
                     cluster.core.delete_namespaced_pod_without_preload_content,
@@ -352,19 +365,15 @@ class KubernetesProvider:
                     accept=(404,),
                 )
                 count += 1
-        await self._sweep_leases(cluster, clients)
+        for name in clients.forgotten(self.settings.life_s):
+            await cluster.call(
+                "deleting a lease",
+                cluster.coordination.delete_namespaced_lease_without_preload_content,
+                name,
+                cluster.namespace,
+                accept=(404,),
+            )
         return count
-
-    async def _sweep_leases(self, cluster: Cluster, clients: Mapping[str, float]) -> None:
-        for client, age in clients.items():
-            if client != self.client and age > self.settings.life_s:
-                await cluster.call(
-                    "deleting a lease",
-                    cluster.coordination.delete_namespaced_lease_without_preload_content,
-                    f"posttrain-{client}",
-                    cluster.namespace,
-                    accept=(404,),
-                )
 
     async def close(self) -> None:
         """Delete this client's pods and its lease; idempotent."""
@@ -404,16 +413,6 @@ def _verify(facts: Mapping[str, Any], spec: SandboxSpec) -> None:
         )
 
 
-def _is_over(pod: Mapping[str, Any], clients: Mapping[str, float], lease_s: float) -> bool:
-    """Whether the pod's client has been silent for longer than its heartbeat and `lease_s`."""
-    silent = clients.get(pod["metadata"]["labels"][f"{GROUP}/client"])
-    return silent is None or silent > lease_s
-
-
 def _now(cluster: Cluster) -> str:
     moment = datetime.datetime.fromtimestamp(time.time() + cluster.clock_offset, datetime.UTC)
     return moment.strftime(MICRO_TIME)
-
-
-def _seconds(text: str) -> float:
-    return datetime.datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp()

@@ -48,9 +48,14 @@ class Kind(IntEnum):
     PONG = 10
     BYE = 11
     """The client is done: its commands end, and the session is forgotten."""
+    FILE = 12
+    """Content of a whole file that a later request names by its stream."""
+    LOG = 13
+    """Lines for the sandbox's log, from monitors that record a result before they report it."""
 
 
-NUMBERED = frozenset({Kind.REQUEST, Kind.DATA, Kind.END, Kind.STOP, Kind.CREDIT, Kind.BYE})
+NUMBERED = frozenset({Kind.REQUEST, Kind.DATA, Kind.END, Kind.STOP, Kind.CREDIT, Kind.BYE,
+                      Kind.FILE, Kind.LOG})  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +106,8 @@ class Ledger:
         self.received = 0
         """Number of the last frame that arrived in order."""
         self._sent = 0
+        self.heard = 0
+        """Number of the last frame of ours that the other side has acknowledged."""
         self._kept: deque[tuple[int, Kind, int, bytes]] = deque()
         self._owed_bytes = 0
         self._owed_frames = 0
@@ -135,6 +142,7 @@ class Ledger:
 
     def acknowledge(self, number: int) -> None:
         """The other side has everything up to `number`."""
+        self.heard = max(self.heard, number)
         while self._kept and self._kept[0][0] <= number:
             self._kept.popleft()
 
@@ -152,5 +160,6 @@ class Ledger:
         )
 
     @property
-    def kept_bytes(self) -> int:
-        return sum(len(payload) for _, _, _, payload in self._kept)
+    def sent(self) -> int:
+        """Number of the last frame of ours."""
+        return self._sent

@@ -31,8 +31,11 @@ class Reactor(Protocol):
 
 
 def kind_of(fd: int) -> str:
-    """What the other side must make for `fd`: `read` (we have a pipe's read end), `write`, `both`, `null`."""
+    """What the other side must make for `fd`: `read` (we have a pipe's read end), `write`, `both` (a socket),
+    `file` (its whole content), `log` (a file that is appended to), `null`."""
     mode = os.fstat(fd).st_mode
+    if stat.S_ISREG(mode):
+        return "log" if fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_APPEND else "file"
     if stat.S_ISSOCK(mode):
         return "both"
     if stat.S_ISFIFO(mode):
@@ -58,6 +61,7 @@ class Stream:
         self.behind: list[tuple[Stream, int]] = []
         """Streams of which so many bytes must be read before this one is read (output before the report)."""
         self.follows: tuple[Stream, ...] = ()
+        self.reports = False
         self.total = 0
 
 
@@ -71,6 +75,8 @@ class Mux:
         self._streams: dict[int, Stream] = {}
         self._by_fd: dict[int, Stream] = {}
         self._next = 1
+        self.before_report: Callable[[], None] | None = None
+        """Called before a report is read: what was recorded must arrive before it is reported."""
 
     def send(self, kind: Kind, stream: int = 0, payload: bytes = b"") -> None:
         self._emit(self._ledger.encode(kind, stream, payload))
@@ -93,6 +99,7 @@ class Mux:
 
     def order(self, report: Stream, outputs: Sequence[Stream]) -> None:
         """What lies in `outputs` when `report` becomes readable is sent before it."""
+        report.reports = True
         report.follows = tuple(outputs)
 
     def _tell(self, stream: Stream) -> None:
@@ -120,6 +127,8 @@ class Mux:
         self._read(stream)
 
     def _read(self, stream: Stream) -> None:
+        if stream.reports and self.before_report is not None:
+            self.before_report()
         try:
             data = os.read(stream.fd, min(CHUNK, stream.credit))
         except BlockingIOError:

@@ -4,8 +4,9 @@
     python3 -I -S podlet.pyz connect                          what an exec runs: stdin and stdout to its socket
 
 A session belongs to one client and outlives its connections: commands go on while the client reconnects,
-and nothing is lost or repeated (`frames`). A session that nobody resumes within `lease_s` ends with its
-commands; a pod without any session for that long ends itself. Standard library only, one thread.
+and nothing is lost or repeated (`frames`). A session that nobody resumes within `reconnect_s` ends with its
+commands. The pod ends itself when its creator has been away for that long, or for its lease. Standard library
+only, one thread.
 """
 
 from __future__ import annotations
@@ -23,68 +24,40 @@ import time
 import traceback
 from typing import Any
 
-from sandbox.node import cgroups, children, fileops, frames, monitor, mux, privileges
+from sandbox.node import cgroups, children, fileops, frames, mux, privileges
 from sandbox.node import syscalls as sc
 from sandbox.node.frames import Frame, Kind
+from sandbox.node.init import Init
+from sandbox.node.sessions import Connection, PollReactor, Session
 
 FOLDER = "/run/posttrain"
 SOCKET = f"{FOLDER}/podlet.sock"
 TICK_MS = 1000
-MAX_OUTBOX = 8 << 20
 EXIT_NO_PODLET = 3
 """Exit code of `connect` where no podlet listens."""
 
 
-class Connection:
-    """One connector: bytes in, bytes out."""
-
-    def __init__(self, sock: socket.socket) -> None:
-        sock.setblocking(False)
-        self.sock = sock
-        self.parser = frames.Parser()
-        self.outbox = bytearray()
-        self.session: Session | None = None
-
-    def flush(self) -> None:
-        """Write what the socket takes; raises OSError when it is gone."""
-        while self.outbox:
-            try:
-                sent = self.sock.send(memoryview(self.outbox)[: 1 << 18])
-            except BlockingIOError:
-                return
-            del self.outbox[:sent]
-
-
-class Session:
-    """A client's requests and streams."""
-
-    def __init__(self, token: str, podlet: Podlet) -> None:
-        self.token = token
-        self.ledger = frames.Ledger()
-        self.connection: Connection | None = None
-        self.seen = time.monotonic()
-        self.mux = mux.Mux(self.ledger, podlet.reactor, self.emit)
-
-    def emit(self, data: bytes) -> None:
-        """Numbered frames are kept by the ledger, so one without connection is not lost."""
-        if self.connection is not None:
-            self.connection.outbox += data
-
-
-class Podlet:
-    """The loop of PID 1."""
+class Podlet(Init):
+    """`Init` whose clients come over links."""
 
     def __init__(self, spec: dict[str, Any], listener: socket.socket) -> None:
         self.spec = spec
+        self.upper = -1
+        self.clients = {}
+        self.monitors = set()
+        self.doors = {}
+        self.finished = set()
         self.listener = listener
         self.reactor = PollReactor()
         self.sessions: dict[str, Session] = {}
         self.connections: dict[int, Connection] = {}
-        self.monitors: set[int] = set()
-        self.idle_since = time.monotonic()
+        self.creator_seen = self.anyone_seen = time.monotonic() + spec["start_s"]
+        memory = os.memfd_create("journal", os.MFD_CLOEXEC)
+        self.journal = os.open(f"/proc/self/fd/{memory}", os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
+        os.close(memory)
 
-    def loop(self, wake: int) -> None:
-        """Until the pod has been without a client for its lease."""
+    def serve(self, wake: int) -> None:
+        """Until the pod has been without its client for too long."""
         poll = self.reactor.poll
         poll.register(self.listener.fileno(), select.POLLIN)
         poll.register(wake, select.POLLIN)
@@ -96,7 +69,7 @@ class Podlet:
                 elif fd == self.listener.fileno():
                     self._accept()
                 elif fd in self.connections:
-                    self._serve(self.connections[fd], events)
+                    self._listen(self.connections[fd], events)
                 else:
                     self._carry(fd, events)
             for connection in list(self.connections.values()):
@@ -123,7 +96,7 @@ class Podlet:
             connection.session.connection = None
             connection.session.seen = time.monotonic()
 
-    def _serve(self, connection: Connection, events: int) -> None:
+    def _listen(self, connection: Connection, events: int) -> None:
         if events & select.POLLOUT:
             self._flush(connection)
         if not events & ~select.POLLOUT or connection.sock.fileno() < 0:
@@ -163,7 +136,9 @@ class Podlet:
         if frame.kind is Kind.PING:
             session.emit(session.ledger.encode(Kind.PONG))
         elif frame.kind is Kind.REQUEST:
-            self._start(session, frame.json())
+            self._request(session, frame.json())
+        elif frame.kind is Kind.FILE:
+            session.take_file(frame)
         elif frame.kind is Kind.BYE:
             self._end(session)
         else:
@@ -174,7 +149,9 @@ class Podlet:
         name, token = str(hello["session"]), str(hello["token"])
         session = self.sessions.get(name)
         if session is None and hello["received"] == 0:
-            session = self.sessions[name] = Session(token, self)
+            session = self.sessions[name] = Session(
+                token, self.reactor, self.journal, creator=bool(hello["creator"])
+            )
         if session is None or not hmac.compare_digest(session.token.encode(), token.encode()):
             refusal = json.dumps({"error": "this session is over"}).encode()
             connection.outbox += frames.Ledger().encode(Kind.WELCOME, 0, refusal)
@@ -202,51 +179,43 @@ class Podlet:
                 return
         self.reactor.interest(fd, read=False, write=False)
 
-    def _start(self, session: Session, message: dict[str, Any]) -> None:
-        """Fork a monitor or a file helper with the request's descriptors, as `init` does."""
+    def _request(self, session: Session, message: dict[str, Any]) -> None:
+        """Make the request's descriptors and do with it what `init` does."""
         inner: list[int] = []
-        outer: list[tuple[int, int, str]] = []
+        opened: list[mux.Stream] = []
         for id, kind in mux.streams(message):
+            if kind in ("file", "log"):
+                inner.append(session.file(id) if kind == "file" else os.dup(self.journal))
+                continue
             ours, theirs = mux.make(kind)
             inner.append(theirs)
             if ours >= 0:
-                outer.append((id, ours, mux.mirror(kind)))
-        pid = os.fork()
-        if pid == 0:
-            self._become(message, inner)
-        self.monitors.add(pid)
-        for fd in inner:
-            os.close(fd)
-        opened = [session.mux.add(id, fd, kind) for id, fd, kind in outer]
+                opened.append(session.mux.add(id, ours, mux.mirror(kind)))
         session.mux.order(opened[0], [stream for stream in opened[1:] if stream.reads])
+        self._start(message, inner)
 
-    def _become(self, message: dict[str, Any], fds: list[int]) -> None:
-        code = 70
+    def _forget_clients(self) -> None:
+        """The child keeps what it serves alone (`_serve`)."""
+
+    def _serve(
+        self, message: dict[str, Any], status: socket.socket, fds: list[int], door: socket.socket | None
+    ) -> int:
+        events = [fd for fd, _ in self.spec["events"].values()]
+        close_all_but([status.fileno(), *fds, *events, *([door.fileno()] if door is not None else [])])
         try:
-            close_all_but([*fds, *(fd for fd, _ in self.spec["events"].values())])
-            status = socket.socket(fileno=fds[0])
-            if message["op"] == "exec":
-                monitor.run(self.spec, message, status, fds[1:])
-            else:
-                fileops.run(self.spec, message, status, fds[1:], -1)
-            code = 0
+            return super()._serve(message, status, fds, door)
         except Exception:
             traceback.print_exc()  # into the pod's log
-        finally:
-            os._exit(code)
+            raise
 
-    def _reap(self) -> None:
-        for pid, status, _ in children.reap_all():
-            if pid in self.monitors:
-                self.monitors.discard(pid)
-                if os.WIFSIGNALED(status) and os.getpid() == 1:
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(-1, signal.SIGKILL)  # an agent killed its monitor: nothing may escape
+    def _kill_all(self) -> None:
+        if os.getpid() == 1:
+            super()._kill_all()
 
     # ---- ends
 
     def _end(self, session: Session) -> None:
-        session.mux.close()
+        session.end()
         self.sessions = {name: each for name, each in self.sessions.items() if each is not session}
         if session.connection is not None:
             self._flush(session.connection)
@@ -254,33 +223,17 @@ class Podlet:
 
     def _expire(self) -> bool:
         """End sessions that nobody resumed; whether the pod itself is to end."""
-        now = time.monotonic()
+        now, patience, lease = time.monotonic(), self.spec["reconnect_s"], self.spec["lease_s"]
         for session in list(self.sessions.values()):
-            if session.connection is None and now - session.seen > self.spec["lease_s"]:
+            if session.connection is None and now - session.seen > patience:
                 self._end(session)
+        if any(session.creator for session in self.sessions.values()):
+            self.creator_seen = now
         if self.sessions:
-            self.idle_since = now
-        return now - self.idle_since > self.spec["lease_s"]
-
-
-class PollReactor:
-    """`mux.Reactor` over poll(2)."""
-
-    def __init__(self) -> None:
-        self.poll = select.poll()
-        self._wanted: dict[int, int] = {}
-
-    def interest(self, fd: int, *, read: bool, write: bool) -> None:
-        mask = (select.POLLIN if read else 0) | (select.POLLOUT if write else 0)
-        if mask == self._wanted.get(fd, 0):
-            return
-        if mask:
-            self.poll.register(fd, mask)
-            self._wanted[fd] = mask
-        else:
-            with contextlib.suppress(KeyError):
-                self.poll.unregister(fd)
-            self._wanted.pop(fd, None)
+            self.anyone_seen = now  # before the first, there is patience with our client
+        if lease is None:
+            return now - self.creator_seen > patience
+        return now - self.anyone_seen > max(0.0, lease - patience) + 1.0
 
 
 def facts(spec: dict[str, Any]) -> dict[str, Any]:
@@ -348,7 +301,7 @@ def serve(spec: dict[str, Any]) -> None:
     wake = children.wake_fd()
     listener.listen()
     os.rename(f"{SOCKET}.new", SOCKET)  # probes see it once it answers
-    Podlet(spec, listener).loop(wake)
+    Podlet(spec, listener).serve(wake)
 
 
 def connect() -> int:

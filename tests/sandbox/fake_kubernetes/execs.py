@@ -56,7 +56,7 @@ class Exec:
             os.close(in_w)
             in_w = -1
         try:
-            await self.box._request(message, [theirs.fileno(), in_r, out_w, err_w])
+            await self.box.send(message, [theirs.fileno(), in_r, out_w, err_w])
         except BaseException:
             close_all([out_r, err_r, *([in_w] if in_w >= 0 else [])])
             ours.close()

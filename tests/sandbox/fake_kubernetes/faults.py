@@ -17,7 +17,8 @@ class Faults:
     """An admission webhook's message, if it refuses every pod."""
     missing_images: set[str] = field(default_factory=set)
     """Parts of image names that no registry has."""
-    missing_runtimes: set[str] = field(default_factory=set)
+    runtimes: set[str] = field(default_factory=lambda: {"gvisor", "kata"})
+    """RuntimeClasses that exist."""
     pull_s: float = 0.0
     ready_s: float = 0.0
     """Seconds from the container's start to its first probe."""

@@ -38,7 +38,7 @@ class FakeCluster:
         provider: NamespaceProvider,
         *,
         memory_mb: int = 64 << 10,
-        pod_pids: int = 120,
+        pod_pids: int = 300,
         certificate: tuple[Path, Path] | None = None,
     ) -> None:
         self.folder, self.certificate = folder, certificate
@@ -193,7 +193,7 @@ class FakeCluster:
             message = f'admission webhook "policy.example" denied the request: {self.faults.deny_pods}'
             raise Refused(403, "Forbidden", message)
         runtime = body["spec"].get("runtimeClassName", "")
-        if runtime and runtime in self.faults.missing_runtimes:
+        if runtime and runtime not in self.faults.runtimes:
             message = f'pods is forbidden: pod rejected: RuntimeClass "{runtime}" not found'
             raise Refused(403, "Forbidden", message)
 

@@ -39,7 +39,7 @@ def set_faults(**values: Any) -> Callable[[Faults], None]:
         (set_faults(missing_images={"sandbox"}), ImagePullFailed, "ImagePullBackOff.*not found"),
         (set_faults(deny_pods="no pods today"), PodRefused, "no pods today"),
         (set_faults(start_error='exec: "python3": executable file not found'), PodStartFailed, "python3"),
-        (set_faults(missing_runtimes={"gvisor"}), PodRefused, "RuntimeClass"),
+        (set_faults(runtimes=set()), PodRefused, "RuntimeClass"),
     ],
 )
 async def test_a_pod_that_cannot_be_is_a_typed_error_and_leaves_nothing(
