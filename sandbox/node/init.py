@@ -109,11 +109,19 @@ class Init:
             os.close(fd)
 
 
-def _loopback_up() -> None:
+def loopback_up() -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         request = struct.pack("16sH14x", b"lo", 0)
         flags = struct.unpack("16sH14x", fcntl.ioctl(sock, SIOCGIFFLAGS, request))[1]
-        fcntl.ioctl(sock, SIOCSIFFLAGS, struct.pack("16sH14x", b"lo", flags | IFF_UP))
+        if not flags & IFF_UP:
+            fcntl.ioctl(sock, SIOCSIFFLAGS, struct.pack("16sH14x", b"lo", flags | IFF_UP))
+
+
+def make_workdir(spec: dict[str, Any]) -> None:
+    """The agent's work folder, where the image has none."""
+    if not os.path.isdir(spec["workdir"]):
+        agent = 0 if spec["single_id"] else privileges.AGENT
+        fileops.make_parents(f"{spec['workdir']}/.", agent)
 
 
 def _prepare(spec: dict[str, Any]) -> int:
@@ -125,12 +133,10 @@ def _prepare(spec: dict[str, Any]) -> int:
         with contextlib.suppress(OSError):
             sc.unshare(sc.CLONE_NEWCGROUP)
     if spec["network"] == "none":
-        _loopback_up()
+        loopback_up()
     socket.sethostname("sandbox")
     upper = rootfs.build(spec)
-    if not os.path.isdir(spec["workdir"]):
-        agent = 0 if spec["single_id"] else privileges.AGENT
-        fileops.make_parents(f"{spec['workdir']}/.", agent)
+    make_workdir(spec)
     return upper
 
 
