@@ -8,9 +8,10 @@ import contextlib
 import json
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
+from sandbox.base import Data
 from sandbox.node import wire
 
 
@@ -157,16 +158,39 @@ class Collector:
             self.ended.set_result(None)
 
 
-async def feed(fd: int, data: bytes) -> None:
+class Counted:
+    """Data that counts what was taken of it."""
+
+    def __init__(self, data: Data) -> None:
+        self._data = data
+        self.total = 0
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        async for block in blocks(self._data):
+            self.total += len(block)
+            yield block
+
+
+async def blocks(data: Data) -> AsyncIterator[bytes]:
+    """The same for bytes at once and bytes that come."""
+    if isinstance(data, bytes | bytearray | memoryview):
+        yield bytes(data)
+        return
+    async for block in data:
+        yield block
+
+
+async def feed(fd: int, data: Data) -> None:
     """Write all of `data` into a pipe and close it; a reader that went away is no error."""
     os.set_blocking(fd, False)
-    view = memoryview(data)
     try:
-        while view:
-            try:
-                view = view[os.write(fd, view) :]
-            except BlockingIOError:
-                await writable(fd)
+        async for block in blocks(data):
+            view = memoryview(block)
+            while view:
+                try:
+                    view = view[os.write(fd, view) :]
+                except BlockingIOError:
+                    await writable(fd)
     except BrokenPipeError:
         pass
     finally:

@@ -4,14 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import os
 import socket
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
-from sandbox.base import Capabilities, ExecResult, SandboxError, SandboxLost, SandboxSpec
+from sandbox.base import (
+    Capabilities,
+    Data,
+    ExecResult,
+    NetworkPolicy,
+    PolicyUnsupported,
+    ProcessInfo,
+    SandboxError,
+    SandboxLost,
+    SandboxSpec,
+    Size,
+)
 from sandbox.hostbase import python_prefix
-from sandbox.namespace.channel import Channel, Collector, close_all, feed
+from sandbox.namespace.channel import Channel, Collector, Counted, close_all, feed
 from sandbox.namespace.process import NamespaceProcess
 
 if TYPE_CHECKING:
@@ -61,7 +73,7 @@ class NamespaceSandbox:
         self,
         argv: Sequence[str] | str,
         *,
-        stdin: bytes | None = None,
+        stdin: Data | None = None,
         cwd: str | None = None,
         env: Mapping[str, str] | None = None,
         user: str | None = None,
@@ -71,7 +83,7 @@ class NamespaceSandbox:
     ) -> ExecResult:
         """See the contract. `max_output` holds for each of the two streams."""
         if key is not None:
-            raise NotImplementedError("exec(key=...) is not supported yet")
+            raise PolicyUnsupported("exec(key=...) is not supported yet")
         process = await self._launch(argv, cwd, env, user, timeout, max_output, stdin is not None)
         feeder = None
         if stdin is not None:
@@ -88,14 +100,24 @@ class NamespaceSandbox:
         self,
         argv: Sequence[str] | str,
         *,
+        pty: Size | None = None,
+        tag: str | None = None,
         cwd: str | None = None,
         env: Mapping[str, str] | None = None,
         user: str | None = None,
     ) -> NamespaceProcess:
         """Start a long-lived process. The last 64 KiB of its standard error are kept for `wait`."""
+        if pty is not None or tag is not None:
+            raise PolicyUnsupported("pseudo-terminals and tags are not supported yet")
         process = await self._launch(argv, cwd, env, user, None, 1 << 16, True, stream=True)
         await process.open_streams()
         return process
+
+    async def process(self, tag: str, *, offset: int = 0) -> NamespaceProcess:
+        raise KeyError(f"no process has the tag {tag!r}")
+
+    async def processes(self) -> list[ProcessInfo]:
+        return []
 
     async def _launch(
         self,
@@ -154,7 +176,7 @@ class NamespaceSandbox:
     # ---- files
 
     async def _transfer(
-        self, message: dict[str, Any], data: bytes | None, limit: int = 0
+        self, message: dict[str, Any], data: Data | None, limit: int = 0
     ) -> tuple[dict[str, Any], bytes]:
         """Run a file operation: send `data`, or receive at most `limit` bytes."""
         ours, theirs = socket.socketpair()
@@ -201,14 +223,15 @@ class NamespaceSandbox:
             raise SandboxLost(f"read {len(data)} of {reply['bytes']} bytes of {path}")
         return data
 
-    async def write(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
+    async def write(self, path: str, data: Data, *, mode: int = 0o644) -> None:
         """Write a file and its parent folders, owned by the agent; raises OSError as `open` would."""
         message = {"op": "write", "path": self._absolute(path), "mode": mode}
-        reply, _ = await self._transfer(message, data)
-        if reply["bytes"] != len(data):
-            raise SandboxLost(f"wrote {reply['bytes']} of {len(data)} bytes of {path}")
+        source = Counted(data)
+        reply, _ = await self._transfer(message, source)
+        if reply["bytes"] != source.total:
+            raise SandboxLost(f"wrote {reply['bytes']} of {source.total} bytes of {path}")
 
-    async def put_tree(self, path: str, tar: bytes) -> None:
+    async def put_tree(self, path: str, tar: Data) -> None:
         """Raises ValueError for entries that would leave `path`, for devices and broken tars."""
         await self._transfer({"op": "put_tree", "path": self._absolute(path)}, tar)
 
@@ -223,6 +246,22 @@ class NamespaceSandbox:
         _, data = await self._transfer({"op": "snapshot"}, None, 4 << 30)
         return self._provider.import_snapshot(self.spec.image, data, self.id)
 
+    async def fork(self, n: int = 1) -> list[NamespaceSandbox]:
+        """Snapshot, then `n` sandboxes of its image."""
+        spec = dataclasses.replace(self.spec, image=await self.snapshot())
+        made: list[NamespaceSandbox] = []
+        try:
+            for _ in range(n):
+                made.append(await self._provider.create(spec))
+        except BaseException:
+            await asyncio.gather(*(box.close() for box in made))
+            raise
+        return made
+
+    async def set_network(self, policy: NetworkPolicy) -> None:
+        if policy != self.spec.policy:
+            raise PolicyUnsupported("the namespace backend cannot change a living sandbox's network")
+
     def _absolute(self, path: str) -> str:
         if "\0" in path:
             raise ValueError("a path may not contain a NUL character")
@@ -230,8 +269,12 @@ class NamespaceSandbox:
 
     # ---- end
 
+    async def alive(self) -> bool:
+        """See the contract."""
+        return self.connected
+
     @property
-    def alive(self) -> bool:
+    def connected(self) -> bool:
         """Whether init still holds its socket; that closes before anything else in the sandbox dies."""
         if self._closed:
             return False

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from sandbox.base import Capabilities
+from sandbox.node import seccomp
 
 
 def capabilities(hello: dict[str, Any]) -> Capabilities:
@@ -31,6 +32,14 @@ def capabilities(hello: dict[str, Any]) -> Capabilities:
         disk_limit=True,
         user_namespace=bool(hello["user_namespace"]),
         unenforced=tuple(missing),
+        disk_limit_everywhere=True,
+        seccomp=seccomp.PROGRAM is not None,
+        read_only_system=True,
+        attach=True,
+        snapshot=True,
+        fork=True,
+        nested=True,
+        networks=("none", "host"),
     )
 
 

@@ -8,9 +8,10 @@ import os
 import signal
 import socket
 import time
+from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
 
-from sandbox.base import ExecResult, Outcome
+from sandbox.base import Chunk, ExecResult, Outcome, Size
 from sandbox.namespace.channel import Channel, Collector, writable
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ class NamespaceProcess:
         *,
         may_kill_monitor: bool,
     ) -> None:
+        self.tag: str | None = None
         self._sandbox = sandbox
         self._status = status
         self._stdin, self._stdout_fd, stderr = pipes
@@ -93,6 +95,27 @@ class NamespaceProcess:
         assert self._reader is not None, "only spawned processes have line streams"
         return await self._reader.readexactly(size)
 
+    async def __aiter__(self) -> AsyncIterator[Chunk]:
+        """Standard output as it comes; standard error is kept for `wait`."""
+        assert self._reader is not None, "only spawned processes have streams"
+        while data := await self._reader.read(1 << 16):
+            yield Chunk("stdout", data)
+
+    async def signal(self, number: int) -> None:
+        """Send a signal to the process and its group; nothing happens if it has ended."""
+        with contextlib.suppress(OSError):
+            await self._status.send({"signal": number})
+
+    async def resize(self, size: Size) -> None:
+        """Raises ValueError: there is no terminal."""
+        raise ValueError(
+            f"the process has no terminal to resize to {size.columns}x{size.rows}; spawn with pty="
+        )
+
+    async def detach(self) -> None:
+        """Raises ValueError without a tag."""
+        raise ValueError("only a tagged process outlives its client; spawn it with tag=")
+
     async def kill(self) -> None:
         """Kill the process and everything it started; `wait` then reports `cancelled`."""
         self._hang_up()
@@ -121,7 +144,7 @@ class NamespaceProcess:
             report = None
         duration = time.monotonic() - self._started
         await self._drain()
-        if report is None and self._sandbox.alive:
+        if report is None and self._sandbox.connected:
             # Its monitor was killed: by the kernel for memory, or by a command of the monitor's user.
             fate = Outcome.SIGNALED if self._may_kill_monitor else Outcome.OOM
             outcome, code, number = fate, None, signal.SIGKILL

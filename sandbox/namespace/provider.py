@@ -20,9 +20,11 @@ from typing import Any, Self
 from sandbox import hostbase
 from sandbox.base import (
     Capabilities,
+    NetworkPolicy,
     PolicyUnsupported,
     SandboxInfo,
     SandboxLost,
+    SandboxProvider,
     SandboxSpec,
     SandboxUnavailable,
 )
@@ -40,7 +42,7 @@ _BOOT = (
 )
 
 
-class NamespaceProvider:
+class NamespaceProvider(SandboxProvider):
     """See `sandbox.base.SandboxProvider`. Its sandboxes die with this process, however it ends."""
 
     name = "namespace"
@@ -166,7 +168,7 @@ class NamespaceProvider:
     def _request(
         self, id: str, name: str, spec: SandboxSpec, manifest: ImageManifest
     ) -> tuple[dict[str, Any], dict[str, str]]:
-        run_binds, etc_binds, network_env = buildnet.passage(spec.network)
+        run_binds, etc_binds, network_env = buildnet.passage(spec.policy.mode)
         user_namespace = bool(self._facts["user_namespace"])
         request: dict[str, Any] = {
             "op": "create",
@@ -180,7 +182,7 @@ class NamespaceProvider:
             "run_binds": run_binds,
             "etc_binds": etc_binds,
             "workdir": spec.workdir,
-            "network": spec.network,
+            "network": spec.policy.mode,
             "nested": spec.nested,
             "memory_bytes": spec.memory_mb << 20,
             "pids": spec.pids + 1,  # init does not count
@@ -191,7 +193,7 @@ class NamespaceProvider:
             "single_id": self._single_id(),
             "cgroup_namespace": True,
             "handle": {
-                "spec": dataclasses.asdict(spec),
+                "spec": dataclasses.asdict(dataclasses.replace(spec, network=spec.policy.mode)),
                 "environment": {**manifest.env, **network_env, **spec.env},
             },
             "rlimits": self._rlimits(spec),
@@ -263,7 +265,7 @@ class NamespaceProvider:
         The latter is a guest's: its `close` only detaches. Raises SandboxLost if there is none.
         """
         sandbox = self._live.get(id)
-        if sandbox is not None and sandbox.alive:
+        if sandbox is not None and sandbox.connected:
             return sandbox
         record = next((each for each in self._records(None) if each["id"] == id), None)
         if sandbox is not None or record is None:
@@ -328,6 +330,12 @@ class NamespaceProvider:
 
 
 def _check(spec: SandboxSpec) -> None:
+    if spec.policy not in (NetworkPolicy("none"), NetworkPolicy("host")):
+        raise PolicyUnsupported("the namespace backend offers the networks none and host; docker has more")
+    if spec.runtime:
+        raise PolicyUnsupported(f"the namespace backend has no runtime {spec.runtime!r}; leave it empty")
+    if spec.lease_s is not None:
+        raise PolicyUnsupported("leases are not supported yet")
     for name in ("memory_mb", "pids", "disk_mb"):
         if getattr(spec, name) < 1:
             raise PolicyUnsupported(f"{name} must be at least 1, not {getattr(spec, name)}")
