@@ -81,10 +81,10 @@ class Engine:
     # ---- containers
 
     async def start(self, options: Mapping[str, Any]) -> str:
-        """Create and start a container from the API's own request; returns its id."""
+        """Create and start a container from the SDK's own arguments; returns its id."""
 
         def run() -> str:
-            made: str = self.api.create_container_from_config(dict(options["config"]), options["name"])["Id"]
+            made: str = self.api.create_container(**options)["Id"]
             try:
                 self.api.start(made)
             except BaseException:

@@ -20,7 +20,8 @@ from sandbox.node.contained import PLACE
 HOST = f"{PLACE}/host"
 CODE = f"{PLACE}/code/sandbox/node"
 _BOOT = (
-    f"import sys; sys.path.insert(0, {PLACE + '/code'!r}); from sandbox.node import contained; contained.main()"
+    f"import sys; sys.path.insert(0, {PLACE + '/code'!r}); "
+    "from sandbox.node import contained; contained.main()"
 )
 _LOADER = re.compile(r"^ld-(linux|musl|[0-9.]+).*\.so(\.\d+)?$")
 

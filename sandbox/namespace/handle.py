@@ -8,7 +8,7 @@ import dataclasses
 import os
 import socket
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Protocol, Self
 
 from sandbox.base import (
     Capabilities,
@@ -26,8 +26,20 @@ from sandbox.hostbase import python_prefix
 from sandbox.namespace.channel import Channel, Collector, Counted, close_all, feed
 from sandbox.namespace.process import NamespaceProcess
 
-if TYPE_CHECKING:
-    from sandbox.namespace.provider import NamespaceProvider
+
+class Keeper(Protocol):
+    """What a handle needs of the provider that made it."""
+
+    def capabilities(self) -> Capabilities: ...
+
+    async def create(self, spec: SandboxSpec) -> Any: ...
+
+    async def kill(self, id: str) -> None:
+        """End the sandbox and remove what was its."""
+        ...
+
+    def import_snapshot(self, parent: str, tar: bytes, note: str) -> str: ...
+
 
 DEFAULT_PATH = (
     f"/opt/env/bin:{python_prefix()}/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -46,7 +58,7 @@ class NamespaceSandbox:
 
     def __init__(
         self,
-        provider: NamespaceProvider,
+        provider: Keeper,
         id: str,
         spec: SandboxSpec,
         environment: Mapping[str, str],
@@ -246,10 +258,10 @@ class NamespaceSandbox:
         _, data = await self._transfer({"op": "snapshot"}, None, 4 << 30)
         return self._provider.import_snapshot(self.spec.image, data, self.id)
 
-    async def fork(self, n: int = 1) -> list[NamespaceSandbox]:
+    async def fork(self, n: int = 1) -> list[Self]:
         """Snapshot, then `n` sandboxes of its image."""
         spec = dataclasses.replace(self.spec, image=await self.snapshot())
-        made: list[NamespaceSandbox] = []
+        made: list[Self] = []
         try:
             for _ in range(n):
                 made.append(await self._provider.create(spec))

@@ -19,7 +19,7 @@ import sys
 import time
 from typing import Any
 
-from sandbox.node import cgroups, children, init, privileges, rootfs, seccomp, wire
+from sandbox.node import cgroups, children, init, privileges, rootfs, wire
 from sandbox.node import syscalls as sc
 
 PLACE = "/.posttrain"
@@ -73,12 +73,13 @@ class ContainedInit(init.Init):
             poll.unregister(fd)
             self.guests.remove(sock)
             sock.close()
-            if not self.guests:
+            if self.spec["lease_s"] is None:
+                if sock is self.client:
+                    os._exit(0)  # it ends with the client that made it
+            elif not self.guests:
                 self._alone_since = time.monotonic()
         elif message["op"] == "handle":
             wire.send(sock, {"handle": self.spec["handle"]})
-        elif message["op"] == "end":
-            os._exit(0)
         else:
             self._start(message, fds)
 
@@ -140,13 +141,12 @@ def main() -> None:
         wire.send(client, {"error": str(error), "errno": error.errno or 0})
         return
     wake = children.wake_fd()
+    sys.path.clear()  # that place belongs to the image now
+    sc.set_capabilities(_KEPT)
+    privileges.bound(spec)
     null = os.open("/dev/null", os.O_RDWR)
     for fd in (0, 1, 2):
         os.dup2(null, fd)
     sys.stdin = sys.stdout = sys.stderr = None
-    sys.path.clear()  # that place belongs to the image now
-    privileges.bound(spec)
-    sc.set_capabilities(_KEPT)
-    facts["seccomp"] = seccomp.PROGRAM is not None
     wire.send(client, {"ready": True, **facts})
     ContainedInit(spec, client, upper, socket.socket(fileno=fds[0])).serve(wake)

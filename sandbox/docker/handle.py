@@ -1,0 +1,39 @@
+"""One docker sandbox, seen from the client: the same init as elsewhere, reached through a unix socket."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sandbox.base import SandboxSpec
+from sandbox.docker.places import Place
+from sandbox.namespace.channel import Channel
+from sandbox.namespace.handle import NamespaceSandbox
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from sandbox.docker.provider import DockerProvider
+
+
+class DockerSandbox(NamespaceSandbox):
+    """See `sandbox.base.Sandbox`. Made by `DockerProvider` only."""
+
+    def __init__(
+        self,
+        provider: DockerProvider,
+        id: str,
+        spec: SandboxSpec,
+        environment: Mapping[str, str],
+        channel: Channel,
+        place: Place,
+        *,
+        guest: bool = False,
+    ) -> None:
+        super().__init__(provider, id, spec, environment, channel, single_id=False, guest=guest)
+        self.place = place
+
+    async def close(self) -> None:
+        """See the contract. A guest whose sandbox lost its creator removes it."""
+        if not self._closed and self._guest:
+            self._guest = not self.place.lock()
+        await super().close()
