@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 import os
+import socket
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import IO, Any, TypeVar
@@ -50,15 +51,25 @@ class Engine:
     def api(self) -> Any:
         """The SDK's client; made at first use. Raises SandboxUnavailable if nothing answers."""
         if self._api is None:
+            self._knock()
             try:
                 self._api = self._sdk.APIClient(
                     base_url=self.url, version="auto", timeout=SECONDS, max_pool_size=THREADS
                 )
             except self._errors.DockerException as error:
-                raise SandboxUnavailable(
-                    f"no docker engine answers at {self.url}: start dockerd or set DOCKER_HOST ({error})"
-                ) from error
+                raise SandboxUnavailable(f"the engine at {self.url} does not answer: {error}") from error
         return self._api
+
+    def _knock(self) -> None:
+        """See that somebody listens; the SDK says in three lines, and leaks a socket, when nobody does."""
+        with socket.socket(socket.AF_UNIX) as sock:
+            try:
+                sock.connect(self.url.removeprefix("unix://"))
+            except OSError as error:
+                raise SandboxUnavailable(
+                    f"no docker engine answers at {self.url} ({error.strerror or error}): "
+                    "start dockerd, or set DOCKER_HOST to the unix:// socket of one"
+                ) from error
 
     def info(self) -> dict[str, Any]:
         return self._guard("info", lambda: self.api.info())

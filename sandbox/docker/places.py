@@ -8,6 +8,8 @@ The kernel lets go of the lock when its holder ends, however he ends, so nobody 
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import fcntl
 import os
 import shutil
@@ -98,3 +100,17 @@ class Place:
         """Delete the folder, then let go."""
         shutil.rmtree(self.folder, ignore_errors=True)
         self.unlock()
+
+
+async def readable(sock: socket.socket, seconds: float) -> bool:
+    """Wait until somebody connects; False if nobody did. Cancelling it loses no connection."""
+    loop = asyncio.get_running_loop()
+    ready = asyncio.Event()
+    loop.add_reader(sock, ready.set)
+    try:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await ready.wait()
+    finally:
+        loop.remove_reader(sock)
+    return ready.is_set()

@@ -13,6 +13,7 @@ import io
 import os
 import re
 import secrets
+import socket
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -33,7 +34,7 @@ from sandbox.docker import runtime
 from sandbox.docker.engine import Engine, NotThere
 from sandbox.docker.handle import DockerSandbox
 from sandbox.docker.images import Loader
-from sandbox.docker.places import Place
+from sandbox.docker.places import Place, readable
 from sandbox.images import ImageManifest, ImageStore, default_store
 from sandbox.namespace import buildnet
 from sandbox.namespace.channel import Channel
@@ -79,14 +80,13 @@ class DockerProvider(SandboxProvider):
         manifest = self.images.manifest(spec.image)
         self.capabilities()
         _check(spec)
-        image = await self._loader.ensure(spec.image)
         id = secrets.token_hex(8)
         place = Place(self.images.root, id)
         listener = place.make()
         self._names[id] = f"{LABEL}-{re.sub(r'[^A-Za-z0-9_.-]', '_', spec.owner)[:40]}-{id}"
         request, mounts = self._request(spec, manifest)
-        options = self._container(id, spec, image, {**mounts, str(place.run): f"{PLACE}/run"})
-        starting = asyncio.ensure_future(self.engine.start(options))
+        options = self._container(id, spec, {**mounts, str(place.run): f"{PLACE}/run"})
+        starting = asyncio.ensure_future(self._start(spec.image, options))
         try:
             await asyncio.shield(starting)
             channel = await self._boot(id, spec, request, listener)
@@ -101,7 +101,17 @@ class DockerProvider(SandboxProvider):
         self._live[id] = sandbox
         return sandbox
 
-    async def _abort(self, id: str, place: Place, starting: asyncio.Future[str]) -> None:
+    async def _start(self, image: str, options: dict[str, Any]) -> None:
+        """Start the container, after loading its image if the engine has it not (any more)."""
+        options["image"] = await self._loader.ensure(image)
+        try:
+            await self.engine.start(options)
+        except NotThere:
+            self._loader.forget(image)
+            await self._loader.ensure(image)
+            await self.engine.start(options)
+
+    async def _abort(self, id: str, place: Place, starting: asyncio.Future[None]) -> None:
         with contextlib.suppress(SandboxUnavailable, NotThere):
             await starting
         with contextlib.suppress(SandboxUnavailable):
@@ -134,8 +144,8 @@ class DockerProvider(SandboxProvider):
             "handle": {"spec": dataclasses.asdict(plain), "environment": environment},
         }, mounts
 
-    def _container(self, id: str, spec: SandboxSpec, image: str, mounts: Mapping[str, str]) -> dict[str, Any]:
-        """The engine's request."""
+    def _container(self, id: str, spec: SandboxSpec, mounts: Mapping[str, str]) -> dict[str, Any]:
+        """The engine's request, but for the image."""
         memory = spec.memory_mb << 20
         quiet = spec.policy.mode == "none"
         host = self.engine.api.create_host_config(
@@ -158,7 +168,6 @@ class DockerProvider(SandboxProvider):
             host["Runtime"] = spec.runtime
         return {
             "name": self._names[id],
-            "image": image,
             "entrypoint": list(runtime.command()),
             "command": [],
             "user": "0:0",
@@ -176,22 +185,17 @@ class DockerProvider(SandboxProvider):
             },
         }
 
-    async def _boot(self, id: str, spec: SandboxSpec, request: dict[str, Any], listener: Any) -> Channel:
+    async def _boot(
+        self, id: str, spec: SandboxSpec, request: dict[str, Any], listener: socket.socket
+    ) -> Channel:
         """Wait for init, tell it what to be, and see that the engine did what it was asked for."""
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + START_SECONDS
-        while True:
-            try:
-                async with asyncio.timeout(2):
-                    sock, _ = await loop.sock_accept(listener)
-                break
-            except TimeoutError:
-                state = (await self.engine.inspect(self._names[id]))["State"]
-                if not state["Running"] or loop.time() > deadline:
-                    said = await self.engine.tail(self._names[id])
-                    raise SandboxUnavailable(
-                        f"the container's init did not start ({state['Status']}): {said}"
-                    ) from None
+        deadline = time.monotonic() + START_SECONDS
+        while not await readable(listener, 2):
+            state = (await self.engine.inspect(self._names[id]))["State"]
+            if not state["Running"] or time.monotonic() > deadline:
+                said = await self.engine.tail(self._names[id])
+                raise SandboxUnavailable(f"the container's init did not start ({state['Status']}): {said}")
+        sock, _ = listener.accept()
         channel = Channel(sock)
         try:
             await channel.send(request, [listener.fileno()])

@@ -1,0 +1,250 @@
+"""The docker backend against a real engine that this file starts and stops."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import tarfile
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sandbox import check
+from sandbox.base import Outcome, PolicyUnsupported, SandboxLost, SandboxSpec, SandboxUnavailable
+from sandbox.docker import DockerProvider
+from sandbox.docker.images import reference
+from sandbox.docker.private import PrivateEngine
+
+pytestmark = pytest.mark.services
+CLIENT = """
+import asyncio, sys
+from pathlib import Path
+from sandbox.base import SandboxSpec
+from sandbox.docker import DockerProvider
+
+async def main(store, url, lease):
+    provider = DockerProvider(Path(store), url=url)
+    spec = SandboxSpec(image=provider.images.host_base(), owner="killed", lease_s=float(lease) or None)
+    box = await provider.create(spec)
+    await box.write("kept", b"kept\\n")
+    await box.exec("setsid sleep 320 >/dev/null 2>&1 &")
+    print(box.id, flush=True)
+    await asyncio.sleep(600)
+
+asyncio.run(main(*sys.argv[1:]))
+"""
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrivateEngine]:
+    with PrivateEngine(tmp_path_factory.mktemp("engine")) as running:
+        yield running
+
+
+@pytest.fixture
+async def provider(store: Path, engine: PrivateEngine) -> AsyncIterator[DockerProvider]:
+    async with DockerProvider(store, url=engine.url) as made:
+        yield made
+
+
+def small(provider: DockerProvider, **changes: Any) -> SandboxSpec:
+    return SandboxSpec(
+        **{"image": provider.images.host_base(), "memory_mb": 128, "pids": 32, "disk_mb": 16, **changes}
+    )
+
+
+def containers(provider: DockerProvider, owner: str) -> list[dict[str, Any]]:
+    return provider.engine.api.containers(all=True, filters={"label": f"posttrain.owner={owner}"})
+
+
+def killed_client(store: Path, engine: PrivateEngine, lease: float) -> str:
+    """The id of a sandbox whose client was killed with -9 just after it made it."""
+    client = subprocess.Popen(
+        [sys.executable, "-c", CLIENT, str(store), engine.url, str(lease)], stdout=subprocess.PIPE, text=True
+    )
+    assert client.stdout is not None
+    with client.stdout:
+        id = client.stdout.readline().strip()
+    client.send_signal(signal.SIGKILL)
+    client.wait()
+    assert id
+    return id
+
+
+@pytest.mark.parametrize("name", [each.title() for each in check.checks()])
+async def test_conformance(provider: DockerProvider, name: str) -> None:
+    (result,) = await check.run(provider, provider.images.host_base(), [name])
+    assert result.status != "failed", result.detail
+
+
+async def test_nothing_is_left(provider: DockerProvider, store: Path) -> None:
+    async with await provider.create(small(provider, owner="left")):
+        assert len(containers(provider, "left")) == 1
+    assert containers(provider, "left") == []
+    assert not any((store / "docker").iterdir())
+
+
+async def test_limits_are_in_force(provider: DockerProvider) -> None:
+    async with await provider.create(small(provider, owner="limits")) as box:
+        (found,) = containers(provider, "limits")
+        host = provider.engine.api.inspect_container(found["Id"])["HostConfig"]
+        assert (host["Memory"], host["MemorySwap"], host["PidsLimit"]) == (128 << 20, 128 << 20, 33)
+        assert host["ReadonlyRootfs"]
+        assert host["NetworkMode"] == "none"
+        assert (await box.exec("df -k --output=size / | tail -1")).stdout.strip() == b"16384"
+
+
+async def test_images_are_loaded_once_and_share_layers(provider: DockerProvider, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("below\n")
+    below = provider.images.add_layer(provider.images.host_base(), tmp_path, at="/opt/below")
+    (tmp_path / "file").write_text("above\n")
+    above = provider.images.add_layer(below, tmp_path, at="/opt/above")
+    for image in (above, below, above):
+        async with await provider.create(small(provider, image=image)) as box:
+            assert (await box.exec("cat /opt/below/file")).stdout == b"below\n"
+    api = provider.engine.api
+    layers = {image: api.inspect_image(reference(image))["RootFS"]["Layers"] for image in (below, above)}
+    assert layers[above][:2] == layers[below]
+    made = api.inspect_image(reference(above))["Id"]
+    api.remove_image(reference(above), force=True)
+    async with (
+        DockerProvider(provider.images, url=provider.engine.url) as other,
+        await other.create(small(provider, image=above)),
+    ):
+        assert api.inspect_image(reference(above))["Id"] == made, "the same image has another digest"
+
+
+async def test_an_image_that_the_engine_lost_is_loaded_again(provider: DockerProvider) -> None:
+    spec = small(provider)
+    async with await provider.create(spec):
+        pass
+    provider.engine.api.remove_image(reference(spec.image), force=True)
+    async with await provider.create(spec) as box:
+        assert (await box.exec("echo on")).stdout == b"on\n"
+
+
+async def test_others_are_never_touched(provider: DockerProvider) -> None:
+    api = provider.engine.api
+    empty = io.BytesIO()
+    with tarfile.open(fileobj=empty, mode="w"):
+        pass
+    made = json.loads(api.import_image_from_data(empty.getvalue(), repository="foreign"))["status"]
+    foreign = api.create_container(made, command=["/none"], labels={"posttrain.owner": "mine-too"})["Id"]
+    try:
+        async with await provider.create(small(provider, owner="mine")) as box:
+            async with DockerProvider(provider.images, url=provider.engine.url) as other:
+                assert await other.reap("mine") == 0
+                assert await other.reap("min") == 0
+                assert await other.list("mine-too") == []
+                assert [info.id for info in await other.list("mine")] == [box.id]
+            assert (await box.exec("echo on")).stdout == b"on\n"
+        assert await provider.reap("mine") == 0
+        assert api.inspect_container(foreign)["State"]["Status"] == "created"
+    finally:
+        api.remove_container(foreign)
+
+
+async def test_a_sandbox_ends_with_its_killed_client(
+    provider: DockerProvider, store: Path, engine: PrivateEngine
+) -> None:
+    id = killed_client(store, engine, 0)
+    async with asyncio.timeout(20):
+        while await provider.list("killed"):
+            await asyncio.sleep(0.05)
+    with pytest.raises(SandboxLost):
+        await provider.attach(id)
+    assert len(containers(provider, "killed")) == 1
+    assert await provider.reap("another") == 0
+    assert await provider.reap("killed") == 1
+    assert containers(provider, "killed") == []
+    assert not (store / "docker" / id).exists()
+
+
+async def test_a_lease_outlives_the_client(
+    provider: DockerProvider, store: Path, engine: PrivateEngine
+) -> None:
+    id = killed_client(store, engine, 60)
+    assert [(info.id, info.orphan) for info in await provider.list("killed")] == [(id, True)]
+    assert await provider.reap("killed") == 0
+    async with await provider.attach(id) as box:
+        assert (await box.exec("cat kept")).stdout == b"kept\n"
+        assert b"sleep" in (await box.exec("cat /proc/[0-9]*/comm")).stdout
+        assert [info.orphan for info in await provider.list("killed")] == [False]
+        async with DockerProvider(store, url=engine.url) as other:
+            guest = await other.attach(id)
+            assert (await guest.exec("cat kept")).stdout == b"kept\n"
+            await guest.close()
+        assert (await box.exec("cat kept")).stdout == b"kept\n", "a guest's close ended the sandbox"
+    assert containers(provider, "killed") == []
+
+
+async def test_a_lease_runs_out(provider: DockerProvider, store: Path, engine: PrivateEngine) -> None:
+    killed_client(store, engine, 1)
+    async with asyncio.timeout(20):
+        while await provider.list("killed"):
+            await asyncio.sleep(0.1)
+    assert await provider.reap("killed") == 1
+
+
+async def test_a_container_that_somebody_removes_is_lost(provider: DockerProvider) -> None:
+    box = await provider.create(small(provider, owner="removed"))
+    running = asyncio.create_task(box.exec("sleep 321"))
+    await asyncio.sleep(0.2)
+    provider.engine.api.remove_container(containers(provider, "removed")[0]["Id"], force=True)
+    async with asyncio.timeout(10):
+        assert (await running).outcome is Outcome.LOST
+    with pytest.raises(SandboxLost):
+        await box.exec("echo x")
+    await box.close()
+
+
+async def test_a_cancelled_creation_leaves_nothing(provider: DockerProvider, store: Path) -> None:
+    for delay in (0.01, 0.05, 0.1):
+        task = asyncio.create_task(provider.create(small(provider, owner="cancelled")))
+        await asyncio.sleep(delay)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert containers(provider, "cancelled") == []
+    assert not any((store / "docker").iterdir())
+
+
+async def test_what_cannot_be_enforced_is_refused(provider: DockerProvider) -> None:
+    for change in ({"nested": True}, {"memory_mb": 8}, {"runtime": "no-such-runtime"}):
+        with pytest.raises((PolicyUnsupported, SandboxUnavailable), match=r"nested|32|no-such-runtime"):
+            await provider.create(small(provider, owner="refused", **change))
+    assert containers(provider, "refused") == []
+
+
+async def test_without_an_engine(store: Path, tmp_path: Path) -> None:
+    async with DockerProvider(store, url=f"unix://{tmp_path}/none.sock") as provider:
+        with pytest.raises(SandboxUnavailable, match="no docker engine answers at unix://"):
+            await provider.create(SandboxSpec(image=provider.images.host_base()))
+    with pytest.raises(SandboxUnavailable, match="not on this machine"):
+        DockerProvider(store, url="tcp://192.0.2.1:2375")
+
+
+def test_an_engine_ends_with_its_starter(tmp_path: Path) -> None:
+    code = (
+        "import sys, time; from pathlib import Path; from sandbox.docker.private import PrivateEngine\n"
+        f"PrivateEngine(Path({str(tmp_path)!r}) / 'e').start(); print('up', flush=True); time.sleep(600)"
+    )
+    starter = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+    assert starter.stdout is not None
+    with starter.stdout:
+        assert starter.stdout.readline() == b"up\n"
+    pid = int((tmp_path / "e/pid").read_text())
+    starter.kill()
+    starter.wait()
+    for _ in range(400):
+        if not os.path.exists(f"/proc/{pid}/cwd"):
+            return
+        signal.sigtimedwait([], 0.05)
+    raise AssertionError("dockerd outlived the process that started it")
