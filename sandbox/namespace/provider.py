@@ -178,7 +178,7 @@ class NamespaceProvider(SandboxProvider):
             "layers_dir": str(self.images.root),
             "layers": [f"layers/{digest[7:]}" for digest in manifest.layers],
             "base": f"base/{manifest.base_digest[7:]}",
-            "binds": hostbase.binds(),
+            "binds": hostbase.binds() if manifest.base == "host" else [],
             "run_binds": run_binds,
             "etc_binds": etc_binds,
             "workdir": spec.workdir,
