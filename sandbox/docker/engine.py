@@ -147,6 +147,15 @@ class Engine:
             return False
         return True
 
+    def image_layers(self, repository: str) -> list[list[str]]:
+        """Layer digests of every image with a name in that repository."""
+
+        def run() -> list[list[str]]:
+            found = self.api.images(name=repository, quiet=True)
+            return [self.api.inspect_image(id)["RootFS"].get("Layers") or [] for id in set(found)]
+
+        return self._guard("list images", run)
+
     def load(self, archive: IO[bytes]) -> None:
         """`docker load` of an archive. Raises SandboxUnavailable with what the engine said."""
 

@@ -1,9 +1,9 @@
 """Images of the store as images of the engine: loaded once, layers shared.
 
-The archive is what `docker save` writes (format 1.2: manifest.json, a configuration, layer tars), which every
-engine loads. Layer tars are made from the store's folders in a fixed order with fixed times, so an image has
-the same layers whoever loads it, and the engine keeps each but once. The image's environment stays out: it
-is the sandbox's business, and PID 1 must not start in it.
+The archive is what every engine loads (Docker's manifest.json, a configuration, layer tars). Its layers are
+the store's own blobs over one that is made from the base's skeleton (mount points, /etc), so the engine keeps
+each but once, and what it has already is not sent again. The image's environment stays out: it is the
+sandbox's business, and PID 1 must not start in it.
 """
 
 from __future__ import annotations
@@ -13,19 +13,21 @@ import hashlib
 import io
 import json
 import os
-import platform
 import stat
 import tarfile
 import tempfile
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
+from sandbox.base import SandboxUnavailable
 from sandbox.docker.engine import Engine
 from sandbox.images import ImageStore
+from sandbox.oci import documents
 from sandbox.trees import AGENT, FIXED_TIME, walk
 
 REPOSITORY = "posttrain/image"
-_CREATED = "2000-01-01T00:00:00Z"
 
 
 def reference(digest: str) -> str:
@@ -51,101 +53,93 @@ class Loader:
             self._known.add(name)
         return name
 
-    def _load(self, digest: str, name: str) -> None:
-        if self._engine.has_image(name):
-            return
-        manifest = self._images.manifest(digest)
-        folders = [self._images.base_path(manifest.base_digest)]
-        folders += [self._images.layer_path(layer) for layer in manifest.layers]
-        with tempfile.TemporaryFile(dir=self._images.root) as archive:
-            write_archive(folders, name, archive)
-            archive.seek(0)
-            self._engine.load(archive)
-
     def forget(self, digest: str) -> None:
         """The engine turned out not to have it."""
         self._known.discard(reference(digest))
 
+    def _load(self, digest: str, name: str) -> None:
+        if self._engine.has_image(name):
+            return
+        manifest = self._images.manifest(digest)
+        stored = documents.manifest_of(self._images.blobs.read(digest), digest)
+        with ExitStack() as stack:
+            skeleton = stack.enter_context(tempfile.TemporaryFile())
+            write_tree(self._images.base_path(manifest.base_digest), skeleton)
+            tars: list[IO[bytes]] = [skeleton]
+            for layer in stored.layers:
+                tars.append(stack.enter_context(self._images.blobs.path(layer.digest).open("rb")))
+            below = hashlib.file_digest(_rewound(skeleton), "sha256").hexdigest()
+            layers = (f"sha256:{below}", *manifest.layers)
+            present = self._present(layers)
+            try:
+                self._send(name, layers, tars, present)
+            except SandboxUnavailable:
+                if not present:
+                    raise
+                self._send(name, layers, tars, 0)  # an engine that wants all layers every time
 
-def write_archive(folders: list[Path], name: str, out: IO[bytes]) -> None:
-    """The archive of an image whose layers lie unpacked in `folders`, lowest first."""
-    digests: list[str] = []
+    def _send(self, name: str, layers: Sequence[str], tars: Sequence[IO[bytes]], present: int) -> None:
+        with tempfile.TemporaryFile(dir=self._images.root) as archive:
+            write_archive(name, layers, tars, present, archive)
+            self._engine.load(_rewound(archive))
+
+    def _present(self, layers: Sequence[str]) -> int:
+        """How many of the lowest layers some image of ours has brought into the engine."""
+        best = 0
+        for other in self._engine.image_layers(REPOSITORY):
+            same = 0
+            while same < min(len(other), len(layers)) and other[same] == layers[same]:
+                same += 1
+            best = max(best, same)
+        return best
+
+
+def write_archive(
+    name: str, layers: Sequence[str], tars: Sequence[IO[bytes]], present: int, out: IO[bytes]
+) -> None:
+    """The archive of an image with these layers (digests of their uncompressed tars), lowest first.
+
+    `tars` are the layers' files, plain or gzip; those of the first `present` layers are left out.
+    """
+    config = documents.write_config(tuple(layers), {}, {}, "/")
+    files = [f"{layer.removeprefix('sha256:')}.tar" for layer in layers]
+    config_name = f"{documents.digest_of(config).removeprefix('sha256:')}.json"
+    saved: list[dict[str, Any]] = [{"Config": config_name, "RepoTags": [name], "Layers": files}]
     with tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT) as archive:
-        for folder in folders:
-            with tempfile.TemporaryFile() as layer:
-                write_layer(folder, layer)
-                size = layer.tell()
-                layer.seek(0)
-                digest = hashlib.file_digest(layer, "sha256").hexdigest()
-                if digest not in digests:
-                    layer.seek(0)
-                    member = tarfile.TarInfo(f"{digest}.tar")
-                    member.size, member.mtime = size, FIXED_TIME
-                    archive.addfile(member, layer)
-                digests.append(digest)
-        config = json.dumps(
-            {
-                "architecture": {"x86_64": "amd64", "aarch64": "arm64"}.get(
-                    platform.machine(), platform.machine()
-                ),
-                "os": "linux",
-                "created": _CREATED,
-                "config": {},
-                "rootfs": {"type": "layers", "diff_ids": [f"sha256:{digest}" for digest in digests]},
-                "history": [{"created": _CREATED} for _ in digests],
-            },
-            sort_keys=True,
-        ).encode()
-        config_name = f"{hashlib.sha256(config).hexdigest()}.json"
-        manifest = [
-            {
-                "Config": config_name,
-                "RepoTags": [name],
-                "Layers": [f"{digest}.tar" for digest in digests],
-            }
-        ]
-        for file, data in ((config_name, config), ("manifest.json", json.dumps(manifest).encode())):
-            member = tarfile.TarInfo(file)
-            member.size, member.mtime = len(data), FIXED_TIME
-            archive.addfile(member, io.BytesIO(data))
+        for position in range(present, len(layers)):
+            if files[position] not in files[present:position]:
+                size = tars[position].seek(0, os.SEEK_END)
+                _add_file(archive, files[position], _rewound(tars[position]), size)
+        for file, data in ((config_name, config), ("manifest.json", json.dumps(saved).encode())):
+            _add_file(archive, file, io.BytesIO(data), len(data))
 
 
-def write_layer(folder: Path, out: IO[bytes]) -> None:
-    """The tar of an unpacked layer: owners root or agent, modes as they are, whiteouts in OCI form."""
+def write_tree(folder: Path, out: IO[bytes]) -> None:
+    """A deterministic tar of a skeleton: owners root or agent, modes as they are."""
     with tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT) as tar:
         for name, info in walk(folder):
-            _add(tar, folder / name, name, info)
+            member = tarfile.TarInfo(name)
+            member.mtime = FIXED_TIME
+            member.mode = stat.S_IMODE(info.st_mode)
+            member.uid = member.gid = 0 if info.st_uid == 0 else AGENT
+            if stat.S_ISDIR(info.st_mode):
+                member.type = tarfile.DIRTYPE
+                tar.addfile(member)
+            elif stat.S_ISLNK(info.st_mode):
+                member.type, member.linkname = tarfile.SYMTYPE, os.readlink(folder / name)
+                tar.addfile(member)
+            elif stat.S_ISREG(info.st_mode):
+                member.size = info.st_size
+                with (folder / name).open("rb") as file:
+                    tar.addfile(member, file)
 
 
-def _add(tar: tarfile.TarFile, path: Path, name: str, info: os.stat_result) -> None:
+def _add_file(archive: tarfile.TarFile, name: str, source: IO[bytes], size: int) -> None:
     member = tarfile.TarInfo(name)
-    member.mtime = FIXED_TIME
-    member.mode = stat.S_IMODE(info.st_mode)
-    member.uid = member.gid = 0 if info.st_uid == 0 else AGENT
-    if stat.S_ISCHR(info.st_mode) and info.st_rdev == 0:
-        tar.addfile(_marker(os.path.join(os.path.dirname(name), f".wh.{path.name}")))
-    elif stat.S_ISDIR(info.st_mode):
-        member.type = tarfile.DIRTYPE
-        tar.addfile(member)
-        if _is_opaque(path):
-            tar.addfile(_marker(f"{name}/.wh..wh..opq"))
-    elif stat.S_ISLNK(info.st_mode):
-        member.type, member.linkname = tarfile.SYMTYPE, os.readlink(path)
-        tar.addfile(member)
-    elif stat.S_ISREG(info.st_mode):
-        with path.open("rb") as file:
-            member.size = os.fstat(file.fileno()).st_size
-            tar.addfile(member, file)
+    member.size, member.mtime = size, FIXED_TIME
+    archive.addfile(member, source)
 
 
-def _marker(name: str) -> tarfile.TarInfo:
-    member = tarfile.TarInfo(name)
-    member.mtime = FIXED_TIME
-    return member
-
-
-def _is_opaque(path: Path) -> bool:
-    try:
-        return os.getxattr(path, "user.overlay.opaque") in (b"y", b"x")
-    except OSError:
-        return False
+def _rewound(file: IO[bytes]) -> Any:
+    file.seek(0)
+    return file

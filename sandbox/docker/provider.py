@@ -130,7 +130,10 @@ class DockerProvider(SandboxProvider):
             "layers_dir": "/",
             "layers": [],
             "base": ".",
-            "binds": [(runtime.inside(source), target) for source, target in hostbase.binds()],
+            "binds": [
+                (runtime.inside(source), target)
+                for source, target in (hostbase.binds() if manifest.base == "host" else ())
+            ],
             "run_binds": [(runtime.inside(source), name) for source, name in run_binds],
             "etc_binds": [(runtime.inside(source), target) for source, target in etc_binds],
             "workdir": spec.workdir,
