@@ -22,15 +22,21 @@ from typing import Self
 
 from sandbox.base import SandboxUnavailable
 from sandbox.node import syscalls as sc
+from sandbox.node.init import loopback_up
 
 START_SECONDS = 60.0
 STOP_SECONDS = 40.0
 
 
 class PrivateEngine:
-    """A context manager: `dockerd` runs between enter and exit. Ends also when this process is killed."""
+    """A context manager: `dockerd` runs between enter and exit. Ends also when this process is killed.
 
-    def __init__(self, folder: Path) -> None:
+    With `bridge` its containers may have a bridge and published ports, in a network namespace of the engine's
+    own: `enter_network` of a child process (as `preexec_fn`) reaches those ports on 127.0.0.1.
+    """
+
+    def __init__(self, folder: Path, *, bridge: bool = False) -> None:
+        self._bridge = bridge
         self.folder = folder.absolute()
         self.url = f"unix://{self.folder}/docker.sock"
         self._group = f"posttrain-engine-{os.getpid()}-{time.monotonic_ns()}"
@@ -51,12 +57,13 @@ class PrivateEngine:
             self._process = subprocess.Popen(
                 [program, "--config-file", f"{self.folder}/daemon.json", "--host", self.url,
                  "--data-root", f"{self.folder}/data", "--exec-root", f"{self.folder}/exec",
-                 "--pidfile", f"{self.folder}/pid", "--storage-driver", "overlay2", "--bridge", "none",
+                 "--pidfile", f"{self.folder}/pid", "--storage-driver", "overlay2",
+                 *([] if self._bridge else ["--bridge", "none"]),
                  "--iptables=false", "--ip6tables=false", "--ip-forward=false", "--log-level", "warn",
                  "--exec-opt", "native.cgroupdriver=cgroupfs", "--cgroup-parent", f"/{self._group}",
                  "--containerd-namespace", self._group],
                 cwd=self.folder, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
-                preexec_fn=lambda: sc.prctl(sc.PR_SET_PDEATHSIG, signal.SIGTERM),
+                preexec_fn=self._prepare,
             )  # fmt: skip
         deadline = time.monotonic() + START_SECONDS
         while not self._answers():
@@ -65,6 +72,20 @@ class PrivateEngine:
                 self.stop()
                 raise SandboxUnavailable(f"dockerd did not start: {' | '.join(words)}")
             time.sleep(0.05)
+
+    def _prepare(self) -> None:
+        """In the child, before it becomes dockerd."""
+        if self._bridge:
+            sc.unshare(sc.CLONE_NEWNET)
+            loopback_up()
+        sc.prctl(sc.PR_SET_PDEATHSIG, signal.SIGTERM)
+
+    def enter_network(self) -> None:
+        """Move the calling process into the engine's network namespace."""
+        assert self._process is not None, "the engine runs"
+        namespace = os.open(f"/proc/{self._process.pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+        sc.setns(namespace, sc.CLONE_NEWNET)
+        os.close(namespace)
 
     def _answers(self) -> bool:
         try:
