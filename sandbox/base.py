@@ -91,7 +91,8 @@ class Sandbox(Protocol):
         returns; if it is still running (its first client was killed), this call waits for that run; else it
         runs, goes on when its client is killed, and is recorded before it is reported. A `key` given for
         another command raises KeyReused (argv, cwd, env, user and stdin count, so stdin must be bytes or
-        None). A backend without `capabilities.log` raises PolicyUnsupported for `key`.
+        None). One that was cancelled did not finish and may run again. A backend without `capabilities.log`
+        raises PolicyUnsupported for `key`.
 
         Raises SandboxLost if the sandbox was gone before the command started; one that ends under a command
         is outcome LOST. ValueError for an unknown user, an empty command or a NUL character.
@@ -112,14 +113,15 @@ class Sandbox(Protocol):
 
         With `pty` it has a controlling terminal of that size: one stream, echo and line editing as terminals
         do; without, three pipes and no terminal. With `tag` it lives on when its client detaches or is
-        killed, and `process(tag)` attaches again; without, it is killed with its client. ValueError if a
-        living process has that tag; PolicyUnsupported where `pty` or `tags` is not among the capabilities.
+        killed, and `process(tag)` attaches again; without, it is killed with its client. A tag names one
+        process for ever: ValueError if it was given before. PolicyUnsupported where `pty` or `tags` is not
+        among the capabilities.
         """
         ...
 
     async def process(self, tag: str, *, offset: int = 0) -> Process:
-        """Attach to the process of that tag, from any client; whoever was attached sees the end of its
-        streams.
+        """Attach to the process of that tag, from any client. Whoever was attached sees the end of his
+        streams, and his `wait` raises SandboxError.
 
         The streams go on at byte `offset` of all output (both streams together), as far as it is kept
         (at least the last 256 KiB). One that has ended still delivers its kept output and its result.

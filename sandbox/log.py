@@ -105,11 +105,22 @@ class SandboxLog:
 
     def finish(self, token: str, result: ExecResult, *, sync: bool = False) -> None:
         """Record a command's result."""
-        journal.append(self._fd, {"end": token, "result": encode(result)}, sync=sync)
+        self._append({"end": token, "result": encode(result)}, sync=sync)
 
     def done(self, token: str, **facts: Any) -> None:
         """Record the end of a call that has no ExecResult."""
-        journal.append(self._fd, {"end": token, **facts})
+        self._append({"end": token, **facts})
+
+    def _append(self, event: dict[str, Any], *, sync: bool = False) -> None:
+        """Also after `close`: a command under way ends when its sandbox is closed."""
+        if self._fd >= 0:
+            journal.append(self._fd, event, sync=sync)
+            return
+        fd = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+        try:
+            journal.append(fd, event, sync=sync)
+        finally:
+            os.close(fd)
 
     def _keep(self, data: bytes) -> dict[str, Any]:
         if len(data) <= INLINE_BYTES:
@@ -209,6 +220,11 @@ class SandboxLog:
                 self._ends.setdefault(event["end"], event)
             elif "sandbox" in event:
                 self._head = event
+
+    def discard(self) -> None:
+        """Remove the log of a sandbox that never came to be."""
+        self.close()
+        self.path.unlink(missing_ok=True)
 
     def close(self) -> None:
         """Idempotent; the file stays."""

@@ -16,7 +16,8 @@ class Repercussion(StrEnum):
     """What commands of a sandbox did to that very sandbox: a failed trajectory, never infrastructure."""
 
     INIT = "init"
-    """Its first process ended because of what ran inside (killed, or out of memory)."""
+    """Its first process, or a helper of ours inside it, ended because of what ran inside (killed, or out of
+    memory)."""
     SYSTEM = "system"
     """Its shell, its system folders or its work folder are gone: no further command can start."""
     PROCESSES = "processes"

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from sandbox.base import SandboxSpec
 from sandbox.docker.places import Place
+from sandbox.log import SandboxLog
 from sandbox.namespace.channel import Channel
 from sandbox.namespace.handle import NamespaceSandbox
 
@@ -25,15 +26,16 @@ class DockerSandbox(NamespaceSandbox):
         spec: SandboxSpec,
         environment: Mapping[str, str],
         channel: Channel,
+        log: SandboxLog,
         place: Place,
         *,
-        guest: bool = False,
+        ours: bool = True,
     ) -> None:
-        super().__init__(provider, id, spec, environment, channel, single_id=False, guest=guest)
+        super().__init__(provider, id, spec, environment, channel, log, single_id=False, ours=ours)
         self.place = place
 
     async def close(self) -> None:
-        """See the contract. A guest whose sandbox lost its creator removes it."""
-        if not self._closed and self._guest:
-            self._guest = not self.place.lock()
+        """See the contract. A guest whose sandbox has lost its creator ends it."""
+        if not self._closed and not self._ours:
+            self._ours = self.place.lock()
         await super().close()

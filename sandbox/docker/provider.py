@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import io
 import os
 import re
@@ -24,6 +23,7 @@ from sandbox.base import (
     Capabilities,
     NetworkPolicy,
     PolicyUnsupported,
+    Repercussion,
     SandboxInfo,
     SandboxLost,
     SandboxProvider,
@@ -36,12 +36,14 @@ from sandbox.docker.handle import DockerSandbox
 from sandbox.docker.images import Loader
 from sandbox.docker.places import Place, readable
 from sandbox.images import ImageManifest, ImageStore, default_store
+from sandbox.log import SandboxLog
 from sandbox.namespace import buildnet
 from sandbox.namespace.channel import Channel
 from sandbox.node.contained import PLACE
 
 LABEL = "posttrain"
 START_SECONDS = 90.0
+FATE_SECONDS = 5.0
 _CAPABILITIES = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "SETGID", "SETUID", "SETPCAP",
                  "SYS_ADMIN", "SYS_CHROOT")  # fmt: skip
 """Of PID 1 while it builds the root. It keeps the first eight, commands of root seven, the agent none."""
@@ -84,6 +86,7 @@ class DockerProvider(SandboxProvider):
         place = Place(self.images.root, id)
         listener = place.make()
         self._names[id] = f"{LABEL}-{re.sub(r'[^A-Za-z0-9_.-]', '_', spec.owner)[:40]}-{id}"
+        log = SandboxLog.create(self.images.root, spec, id, backend=self.name)
         request, mounts = self._request(spec, manifest)
         options = self._container(id, spec, {**mounts, str(place.run): f"{PLACE}/run"})
         starting = asyncio.ensure_future(self._start(spec.image, options))
@@ -91,13 +94,14 @@ class DockerProvider(SandboxProvider):
             await asyncio.shield(starting)
             channel = await self._boot(id, spec, request, listener)
         except BaseException as error:
+            log.discard()
             await asyncio.shield(self._abort(id, place, starting))
             if isinstance(error, OSError | NotThere):
                 raise SandboxUnavailable(f"cannot start a container: {error}") from error
             raise
         finally:
             listener.close()
-        sandbox = DockerSandbox(self, id, spec, request["handle"]["environment"], channel, place)
+        sandbox = DockerSandbox(self, id, spec, request["handle"]["environment"], channel, log, place)
         self._live[id] = sandbox
         return sandbox
 
@@ -124,7 +128,6 @@ class DockerProvider(SandboxProvider):
         mounts = dict(runtime.mounts())
         mounts.update({source: runtime.inside(source) for source, _ in (*run_binds, *etc_binds)})
         environment = {**manifest.env, **network_env, **spec.env}
-        plain = dataclasses.replace(spec, network=spec.policy.mode)
         return {
             "scratch": f"{PLACE}/scratch",
             "layers_dir": "/",
@@ -144,7 +147,7 @@ class DockerProvider(SandboxProvider):
             "inodes": max(4096, spec.disk_mb * 256),
             "rlimits": {"RLIMIT_NOFILE": 4096},
             "lease_s": spec.lease_s,
-            "handle": {"spec": dataclasses.asdict(plain), "environment": environment},
+            "handle": {"environment": environment},
         }, mounts
 
     def _container(self, id: str, spec: SandboxSpec, mounts: Mapping[str, str]) -> dict[str, Any]:
@@ -215,6 +218,23 @@ class DockerProvider(SandboxProvider):
             raise
         return channel
 
+    async def fate(self, id: str) -> Repercussion | None:
+        """By its own doing if the memory limit killed init; else, also if somebody removed it, None."""
+        deadline = time.monotonic() + FATE_SECONDS
+        try:
+            while time.monotonic() < deadline:
+                state = (await self.engine.inspect(self._names.get(id, id)))["State"]
+                if not state["Running"]:
+                    return Repercussion.INIT if state["OOMKilled"] else None
+                await asyncio.sleep(0.02)
+        except (NotThere, SandboxUnavailable):
+            return None
+        return None
+
+    async def end(self, id: str, channel: Channel) -> None:
+        """The same for a sandbox that this client inherited: its name is known here too."""
+        await self.kill(id)
+
     async def kill(self, id: str) -> None:
         """Remove a sandbox's container and what lies on disk for it."""
         sandbox = self._live.pop(id, None)
@@ -242,18 +262,16 @@ class DockerProvider(SandboxProvider):
         if sock is None:
             raise SandboxLost(f"no living sandbox {id}")
         channel = Channel(sock)
-        await channel.send({"op": "handle"})
         reply = await channel.receive()
         if reply is None:
             channel.close()
             raise SandboxLost(f"no living sandbox {id}: it just ended")
-        handle = reply["handle"]
         self._names[id] = found[0]["Names"][0].lstrip("/")
-        guest = not place.lock()
-        sandbox = DockerSandbox(
-            self, id, SandboxSpec(**handle["spec"]), handle["environment"], channel, place, guest=guest
-        )
-        if not guest:
+        log = SandboxLog(self.images.root, id)
+        ours = place.lock()
+        environment = reply["handle"]["environment"]
+        sandbox = DockerSandbox(self, id, log.spec, environment, channel, log, place, ours=ours)
+        if ours:
             self._live[id] = sandbox
         return sandbox
 
@@ -352,6 +370,9 @@ def _capabilities(info: Mapping[str, Any]) -> Capabilities:
         attach=True,
         snapshot=True,
         fork=True,
+        pty=True,
+        tags=True,
+        log=True,
         lease=True,
         networks=("none", "host"),
     )

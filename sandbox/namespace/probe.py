@@ -35,9 +35,13 @@ def capabilities(hello: dict[str, Any]) -> Capabilities:
         disk_limit_everywhere=True,
         seccomp=seccomp.PROGRAM is not None,
         read_only_system=True,
+        pty=True,
+        tags=True,
         attach=True,
         snapshot=True,
         fork=True,
+        log=True,
+        lease=True,
         nested=True,
         networks=("none", "host"),
     )

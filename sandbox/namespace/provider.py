@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import io
 import json
 import os
@@ -22,6 +21,7 @@ from sandbox.base import (
     Capabilities,
     NetworkPolicy,
     PolicyUnsupported,
+    Repercussion,
     SandboxInfo,
     SandboxLost,
     SandboxProvider,
@@ -29,6 +29,7 @@ from sandbox.base import (
     SandboxUnavailable,
 )
 from sandbox.images import ImageManifest, ImageStore, default_store
+from sandbox.log import SandboxLog
 from sandbox.namespace import buildnet, guests, probe
 from sandbox.namespace.channel import Channel
 from sandbox.namespace.handle import NamespaceSandbox
@@ -36,6 +37,7 @@ from sandbox.node import wire
 
 ROOT = Path(__file__).resolve().parents[2]
 START_SECONDS = 30.0
+FATE_SECONDS = 2.0
 _BOOT = (
     "import sys; sys.path.insert(0, {root!r}); "
     "from sandbox.node import zygote; sys.path.pop(0); zygote.main()"
@@ -56,7 +58,8 @@ class NamespaceProvider(SandboxProvider):
         self._loop: asyncio.AbstractEventLoop | None = None
         self._live: dict[str, NamespaceSandbox] = {}
         self._dying: dict[str, asyncio.Future[None]] = {}
-        self._dead: set[str] = set()
+        self._dead: dict[str, Repercussion | None] = {}
+        """Sandboxes that ended before anybody asked, and whether by their own doing."""
 
     # ---- the nodelet
 
@@ -74,6 +77,7 @@ class NamespaceProvider(SandboxProvider):
             [sys.executable, "-I", "-S", "-c", boot, str(theirs.fileno()), str(self.images.root / "run")],
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
             env={"PATH": os.defpath, "LC_ALL": "C.UTF-8"},
         )
         theirs.close()
@@ -115,7 +119,7 @@ class NamespaceProvider(SandboxProvider):
         open_end = self._channel.feed()
         while (event := self._channel.pop()) is not None:
             if event["event"] == "dead":
-                self._bury(event["id"])
+                self._bury(event["id"], Repercussion.INIT if event.get("oom") else None)
         if not open_end:
             self._loop.remove_reader(self._channel.sock)
             self._channel.close()
@@ -127,8 +131,8 @@ class NamespaceProvider(SandboxProvider):
             for id in [*self._live, *self._dying]:
                 self._bury(id)
 
-    def _bury(self, id: str) -> None:
-        self._dead.add(id)
+    def _bury(self, id: str, fate: Repercussion | None = None) -> None:
+        self._dead[id] = fate
         future = self._dying.get(id)
         if future is not None and not future.done():
             future.set_result(None)
@@ -142,6 +146,7 @@ class NamespaceProvider(SandboxProvider):
         _check(spec)
         id = secrets.token_hex(8)
         name = f"{re.sub(r'[^A-Za-z0-9_.-]', '_', spec.owner)[:40]}-{id}"
+        log = SandboxLog.create(self.images.root, spec, id, backend=self.name)
         self._record(id, spec, name)
         request, environment = self._request(id, name, spec, manifest)
         ours, theirs = socket.socketpair()
@@ -153,15 +158,17 @@ class NamespaceProvider(SandboxProvider):
                 reply = await inner.receive()
         except BaseException as error:
             inner.close()
+            log.discard()
             await asyncio.shield(self.kill(id))
             if isinstance(error, OSError | TimeoutError):
                 raise SandboxUnavailable(f"the sandbox nodelet does not answer: {error}") from error
             raise
         if reply is None or "error" in reply:
             inner.close()
+            log.discard()
             await self.kill(id)
             raise SandboxUnavailable(probe.explain(reply))
-        sandbox = NamespaceSandbox(self, id, spec, environment, inner, single_id=request["single_id"])
+        sandbox = NamespaceSandbox(self, id, spec, environment, inner, log, single_id=request["single_id"])
         self._live[id] = sandbox
         return sandbox
 
@@ -184,6 +191,7 @@ class NamespaceProvider(SandboxProvider):
             "workdir": spec.workdir,
             "network": spec.policy.mode,
             "nested": spec.nested,
+            "lease_s": spec.lease_s,
             "memory_bytes": spec.memory_mb << 20,
             "pids": spec.pids + 1,  # init does not count
             "disk_bytes": spec.disk_mb << 20,
@@ -193,7 +201,6 @@ class NamespaceProvider(SandboxProvider):
             "single_id": self._single_id(),
             "cgroup_namespace": True,
             "handle": {
-                "spec": dataclasses.asdict(dataclasses.replace(spec, network=spec.policy.mode)),
                 "environment": {**manifest.env, **network_env, **spec.env},
             },
             "rlimits": self._rlimits(spec),
@@ -208,6 +215,15 @@ class NamespaceProvider(SandboxProvider):
             limits["RLIMIT_NPROC"] = spec.pids
         return limits
 
+    async def fate(self, id: str) -> Repercussion | None:
+        """Why a sandbox of ours that answers no more ended: by its own doing, or (None) by a fault of
+        ours."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(FATE_SECONDS):
+                while id in self._live and not self.is_dead(id):
+                    await asyncio.sleep(0.005)
+        return self._dead.get(id)
+
     def is_dead(self, id: str) -> bool:
         return id in self._dead or self._channel is None
 
@@ -219,7 +235,7 @@ class NamespaceProvider(SandboxProvider):
         self._live.pop(id, None)
         if not self.is_dead(id):
             await self._ask({"op": "kill", "id": id})
-        self._dead.discard(id)
+        self._dead.pop(id, None)
 
     async def _ask(self, message: dict[str, Any]) -> None:
         """Send a request about one sandbox and wait for the event that it is gone."""
@@ -232,7 +248,7 @@ class NamespaceProvider(SandboxProvider):
             async with asyncio.timeout(START_SECONDS):
                 await asyncio.shield(future)
         self._dying.pop(id, None)
-        self._dead.discard(id)
+        self._dead.pop(id, None)
 
     def import_snapshot(self, parent: str, tar: bytes, note: str) -> str:
         """Store an upper layer's tar on top of `parent`."""
@@ -247,6 +263,7 @@ class NamespaceProvider(SandboxProvider):
             "id": id, "owner": spec.owner, "image": spec.image, "created": time.time(), "group": name,
             "groups": [path for path in (self._groups["memory"], self._groups["pids"]) if path],
             "nodelet": self._nodelet.pid, "nodelet_start": probe.start_time(self._nodelet.pid),
+            "client": os.getpid(), "client_start": probe.start_time(os.getpid()),
         }  # fmt: skip
         (self.images.root / "run" / f"{id}.json").write_text(json.dumps(record))
 
@@ -262,7 +279,8 @@ class NamespaceProvider(SandboxProvider):
     async def attach(self, id: str) -> NamespaceSandbox:
         """The handle of a living sandbox: ours, or that of another process which shares the image store.
 
-        The latter is a guest's: its `close` only detaches. Raises SandboxLost if there is none.
+        Closing the latter only detaches while its creator lives; one that lives on its lease is ended by it.
+        Raises SandboxLost if there is none.
         """
         sandbox = self._live.get(id)
         if sandbox is not None and sandbox.connected:
@@ -277,11 +295,23 @@ class NamespaceProvider(SandboxProvider):
         if reply is None or "error" in reply:
             ours.close()
             raise SandboxLost(f"no living sandbox {id}: its process is gone")
-        handle = reply["handle"]
-        spec = SandboxSpec(**handle["spec"])
-        channel = Channel(ours)
-        single = self._single_id()
-        return NamespaceSandbox(self, id, spec, handle["environment"], channel, single_id=single, guest=True)
+        log = SandboxLog(self.images.root, id)
+        return NamespaceSandbox(
+            self, id, log.spec, reply["handle"]["environment"], Channel(ours), log,
+            single_id=self._single_id(), ours=_is_orphan(record),
+        )  # fmt: skip
+
+    async def end(self, id: str, channel: Channel) -> None:
+        """End a sandbox of ours, or one that we inherited."""
+        if id in self._live:
+            await self.kill(id)
+            return
+        record = self.images.root / "run" / f"{id}.json"
+        with contextlib.suppress(OSError, TimeoutError):
+            await channel.send({"op": "end"})
+            async with asyncio.timeout(START_SECONDS):
+                while record.exists():
+                    await asyncio.sleep(0.005)
 
     def _single_id(self) -> bool:
         return bool(self._facts["user_namespace"]) and self._facts["id_map"] is None
@@ -289,7 +319,7 @@ class NamespaceProvider(SandboxProvider):
     async def list(self, owner: str) -> list[SandboxInfo]:
         """Living sandboxes of `owner`, of every process that shares the image store."""
         return [
-            SandboxInfo(record["id"], owner, record["image"], record["created"])
+            SandboxInfo(record["id"], owner, record["image"], record["created"], _is_orphan(record))
             for record in self._records(owner)
             if probe.is_running(record["nodelet"], record["nodelet_start"])
         ]
@@ -329,13 +359,17 @@ class NamespaceProvider(SandboxProvider):
         await self.close()
 
 
+def _is_orphan(record: dict[str, Any]) -> bool:
+    return not probe.is_running(record["client"], record["client_start"])
+
+
 def _check(spec: SandboxSpec) -> None:
     if spec.policy not in (NetworkPolicy("none"), NetworkPolicy("host")):
         raise PolicyUnsupported("the namespace backend offers the networks none and host; docker has more")
     if spec.runtime:
         raise PolicyUnsupported(f"the namespace backend has no runtime {spec.runtime!r}; leave it empty")
-    if spec.lease_s is not None:
-        raise PolicyUnsupported("leases are not supported yet")
+    if spec.lease_s is not None and not 0 < spec.lease_s < float("inf"):
+        raise PolicyUnsupported(f"lease_s must be a positive number of seconds, not {spec.lease_s}")
     for name in ("memory_mb", "pids", "disk_mb"):
         if getattr(spec, name) < 1:
             raise PolicyUnsupported(f"{name} must be at least 1, not {getattr(spec, name)}")

@@ -51,6 +51,14 @@ class Group:
                     break
         return found
 
+    def killed_for_memory(self) -> bool:
+        """Whether the memory limit ever killed something here."""
+        counters = self.watch()
+        killed = "oom" in counters and count(*counters["oom"]) > 0
+        for fd, _ in counters.values():
+            os.close(fd)
+        return killed
+
     def remove(self) -> None:
         """Remove the folders; what was in them is already dead, but its exit may lag a little."""
         for folder in self.folders:

@@ -12,11 +12,9 @@ any client for the lease's seconds it exits, and the container with it.
 from __future__ import annotations
 
 import os
-import select
 import signal
 import socket
 import sys
-import time
 from typing import Any
 
 from sandbox.node import cgroups, children, init, privileges, rootfs, wire
@@ -30,58 +28,13 @@ _KEPT = privileges.ROOT_CAPABILITIES | 1 << sc.CAP_SETPCAP
 
 
 class ContainedInit(init.Init):
-    """Serves any number of clients, one after the other or at once."""
+    """Its further clients come by themselves."""
 
-    def __init__(
-        self, spec: dict[str, Any], client: socket.socket, upper: int, listener: socket.socket
-    ) -> None:
-        super().__init__(spec, client, upper)
-        self.guests = [client]
-        self.listener = listener
-        self._alone_since: float | None = None
-
-    def serve(self, wake: int) -> None:
-        """Until nobody was there for the lease's seconds."""
-        poll = select.poll()
-        for fd in (wake, self.client.fileno(), self.listener.fileno()):
-            poll.register(fd, select.POLLIN)
-        while True:
-            for fd, _ in poll.poll(self._patience()):
-                if fd == wake:
-                    children.drain(wake)
-                    self._reap()
-                elif fd == self.listener.fileno():
-                    guest, _ = self.listener.accept()
-                    self.guests.append(guest)
-                    poll.register(guest.fileno(), select.POLLIN)
-                    self._alone_since = None
-                else:
-                    self._hear(poll, fd)
-            if self._alone_since is not None and self._patience() == 0:
-                return
-
-    def _patience(self) -> float | None:
-        """Milliseconds left of the lease, None while a client is there."""
-        if self._alone_since is None:
-            return None
-        return max(0.0, self._alone_since + self.spec["lease_s"] - time.monotonic()) * 1000
-
-    def _hear(self, poll: select.poll, fd: int) -> None:
-        sock = self._guest(fd)
-        message, fds = self._receive(sock)
-        if message is None:
-            poll.unregister(fd)
-            self.guests.remove(sock)
-            sock.close()
-            if self.spec["lease_s"] is None:
-                if sock is self.client:
-                    os._exit(0)  # it ends with the client that made it
-            elif not self.guests:
-                self._alone_since = time.monotonic()
-        elif message["op"] == "handle":
-            wire.send(sock, {"handle": self.spec["handle"]})
-        else:
-            self._start(message, fds)
+    def _admit(self, control: socket.socket) -> socket.socket | None:
+        """Accept a client and tell him what he attached to."""
+        guest, _ = control.accept()
+        self._answer(guest, {"handle": self.spec["handle"]})
+        return guest
 
 
 def _groups() -> cgroups.Group:
@@ -149,4 +102,4 @@ def main() -> None:
         os.dup2(null, fd)
     sys.stdin = sys.stdout = sys.stderr = None
     wire.send(client, {"ready": True, **facts})
-    ContainedInit(spec, client, upper, socket.socket(fileno=fds[0])).serve(wake)
+    ContainedInit(spec, client, upper).loop(wake, socket.socket(fileno=fds[0]))
