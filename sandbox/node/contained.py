@@ -17,7 +17,7 @@ import socket
 import sys
 from typing import Any
 
-from sandbox.node import cgroups, children, init, privileges, rootfs, wire
+from sandbox.node import cgroups, children, init, privileges, rootfs, sealed, wire
 from sandbox.node import syscalls as sc
 
 PLACE = "/.posttrain"
@@ -94,7 +94,7 @@ def main() -> None:
         wire.send(client, {"error": str(error), "errno": error.errno or 0})
         return
     wake = children.wake_fd()
-    sys.path.clear()  # that place belongs to the image now
+    sealed.seal()
     sc.set_capabilities(_KEPT)
     privileges.bound(spec)
     null = os.open("/dev/null", os.O_RDWR)

@@ -17,7 +17,7 @@ import sys
 import time
 from typing import Any
 
-from sandbox.node import children, fileops, held, keyed, monitor, privileges, rootfs, wire
+from sandbox.node import children, fileops, held, keyed, monitor, privileges, rootfs, sealed, wire
 from sandbox.node import syscalls as sc
 from sandbox.node.course import UNUSED
 
@@ -242,6 +242,7 @@ def run(spec: dict[str, Any], client: socket.socket, control: socket.socket) -> 
         os.dup2(null, fd)
     sys.stdin = sys.stdout = sys.stderr = None
     os.chdir("/")
+    sealed.seal()
     privileges.bound(spec)
     wire.send(client, {"ready": True})
     Init(spec, client, upper).loop(wake, control)

@@ -216,6 +216,18 @@ async def test_a_cancelled_creation_leaves_nothing(provider: DockerProvider, sto
     assert not any((store / "docker").iterdir())
 
 
+@pytest.mark.parametrize("mode", ["w:gz", "w:bz2", "w:xz"])
+async def test_compressed_trees_arrive(provider: DockerProvider, mode: str) -> None:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode=mode) as tar:  # type: ignore[call-overload]
+        member = tarfile.TarInfo("file")
+        member.size = 3
+        tar.addfile(member, io.BytesIO(b"abc"))
+    async with await provider.create(small(provider)) as box:
+        await box.put_tree("in", buffer.getvalue())
+        assert await box.read("in/file") == b"abc"
+
+
 async def test_what_cannot_be_enforced_is_refused(provider: DockerProvider) -> None:
     for change in ({"nested": True}, {"memory_mb": 8}, {"runtime": "no-such-runtime"}):
         with pytest.raises((PolicyUnsupported, SandboxUnavailable), match=r"nested|32|no-such-runtime"):
