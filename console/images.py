@@ -82,6 +82,45 @@ def import_(path: Path, *, name: str | None = None, session: InSession) -> None:
 
 
 @app.command
+def pull(reference: str, *, name: str | None = None, session: InSession) -> None:
+    """Fetch an image from a registry (logins are those of `docker login`).
+
+    Parameters
+    ----------
+    reference
+        HOST/REPOSITORY:TAG or HOST/REPOSITORY@DIGEST.
+    name
+        A further name for it here.
+    """
+    from sandbox.oci import registry
+
+    store = _store(session)
+    digest = registry.pull(store, reference)
+    if name is not None:
+        store.tag(name, digest)
+    _show([(name or reference, digest)], session)
+
+
+@app.command
+def push(image: str, reference: str, *, session: InSession) -> None:
+    """Send an image to a registry.
+
+    Parameters
+    ----------
+    image
+        Name or digest.
+    reference
+        HOST/REPOSITORY:TAG.
+    """
+    from sandbox.oci import registry
+
+    store = _store(session)
+    digest = store.resolve(image)
+    registry.push(store, digest, reference)
+    _show([(reference, digest)], session)
+
+
+@app.command
 def tag(image: str, name: str, *, session: InSession) -> None:
     """Give an image one more name; named images are never collected.
 

@@ -25,6 +25,7 @@ def capabilities(hello: dict[str, Any]) -> Capabilities:
         missing.append(f"own user namespace: {hello['user_namespace_reason']}")
     elif hello["id_map"] is None:
         missing.append("root and agent inside are one host user: an unprivileged host user maps one id only")
+    missing += ["CPU time and disk bandwidth: no limit", "AppArmor, SELinux and eBPF: no policy is applied"]
     return Capabilities(
         network_none=True,
         memory_limit=bool(groups["memory"]),

@@ -17,7 +17,9 @@ from pathlib import Path
 from typing import Any, Self
 
 from sandbox import hostbase
+from sandbox.admission import Admission
 from sandbox.base import (
+    AdmissionRefused,
     Capabilities,
     NetworkPolicy,
     PolicyUnsupported,
@@ -49,8 +51,9 @@ class NamespaceProvider(SandboxProvider):
 
     name = "namespace"
 
-    def __init__(self, store: Path | ImageStore | None = None) -> None:
+    def __init__(self, store: Path | ImageStore | None = None, *, admission: Admission | None = None) -> None:
         self.images = store if isinstance(store, ImageStore) else ImageStore(store or default_store())
+        self.admission = admission or Admission()
         self._nodelet: subprocess.Popen[bytes] | None = None
         self._channel: Channel | None = None
         self._groups: dict[str, Any] = {}
@@ -167,6 +170,8 @@ class NamespaceProvider(SandboxProvider):
             inner.close()
             log.discard()
             await self.kill(id)
+            if reply is not None and "refused" in reply:
+                raise AdmissionRefused(f"this node is full: {reply['error']}", reply["refused"])
             raise SandboxUnavailable(probe.explain(reply))
         sandbox = NamespaceSandbox(self, id, spec, environment, inner, log, single_id=request["single_id"])
         self._live[id] = sandbox
@@ -192,6 +197,11 @@ class NamespaceProvider(SandboxProvider):
             "network": spec.policy.mode,
             "nested": spec.nested,
             "lease_s": spec.lease_s,
+            "admission": {
+                "sandboxes": self.admission.sandboxes,
+                "overcommit": self.admission.overcommit,
+                "available": self.admission.available_mb << 20,
+            },
             "memory_bytes": spec.memory_mb << 20,
             "pids": spec.pids + 1,  # init does not count
             "disk_bytes": spec.disk_mb << 20,

@@ -108,6 +108,18 @@ class Groups:
     def describe(self) -> dict[str, Any]:
         return {"version": self.version, "memory": self.memory, "pids": self.pids, "reasons": self.reasons}
 
+    def memory_ceiling(self) -> int | None:
+        """The memory limit in bytes of the nearest group around all sandboxes that has one."""
+        folder, lowest = self.memory, None
+        while folder and os.path.exists(f"{folder}/cgroup.procs"):
+            for name in ("memory.max", "memory.limit_in_bytes"):
+                with contextlib.suppress(OSError):
+                    text = _read(f"{folder}/{name}")
+                    if text.isdigit():
+                        lowest = min(lowest or int(text), int(text))
+            folder = folder.rpartition("/")[0]
+        return lowest
+
     def make(self, name: str, memory_bytes: int, pids: int) -> Group:
         """Folders for one sandbox with verified limits."""
         group = Group()

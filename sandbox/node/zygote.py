@@ -17,7 +17,7 @@ import socket
 import sys
 from typing import Any
 
-from sandbox.node import cgroups, children, host, init, wire
+from sandbox.node import cgroups, children, host, init, ledger, wire
 from sandbox.node import syscalls as sc
 
 PARENT_CHECK_MS = 1000
@@ -34,6 +34,7 @@ class Zygote:
         self.identity = os.geteuid() == 0
         self.sandboxes: dict[int, dict[str, Any]] = {}
         self.groups = cgroups.Groups.probe()
+        self.ledger = ledger.Ledger(f"{state}/../node", self.groups.memory_ceiling())
 
     def hello(self) -> dict[str, Any]:
         """Facts about this host for the client."""
@@ -68,6 +69,7 @@ class Zygote:
                 self.control.close()
                 os.dup2(0, 2)  # /dev/null: whoever reads our client's errors need not wait for leases
                 self.end([pid for pid, each in self.sandboxes.items() if each["lease_s"] is None])
+        self.ledger.close()
         with contextlib.suppress(FileNotFoundError):
             os.unlink(f"{self.state}/{os.getpid()}.sock")
 
@@ -115,6 +117,15 @@ class Zygote:
         client = socket.socket(fileno=client_fd)
         ours, theirs = socket.socketpair()
         group = None
+        memory: int = spec["memory_bytes"]
+        try:
+            self.ledger.admit(memory, spec["admission"])
+        except ledger.Refused as refused:
+            wire.send(client, {"error": str(refused), "refused": refused.limit})
+            self._gone(spec["id"])
+            for sock in (client, ours, theirs):
+                sock.close()
+            return
         try:
             group = self.groups.make(spec["name"], spec["memory_bytes"], spec["pids"])
             spec["events"] = group.watch()
@@ -124,14 +135,14 @@ class Zygote:
         except OSError as error:
             if group is not None:
                 group.remove()
+            self.ledger.release(memory)
             wire.send(client, {"error": f"{error}", "errno": error.errno or 0})
-            self._forget(spec["id"])
-            self.tell({"event": "dead", "id": spec["id"]})
+            self._gone(spec["id"])
             ours.close()
         else:
             self.sandboxes[pid] = {
                 "id": spec["id"], "group": group, "control": ours, "handle": spec.pop("handle"),
-                "lease_s": spec["lease_s"],
+                "lease_s": spec["lease_s"], "memory": memory,
             }  # fmt: skip
 
             try:
@@ -184,8 +195,14 @@ class Zygote:
                 self._remove(record)
                 self.tell({"event": "dead", "id": record["id"], "oom": oom})
 
+    def _gone(self, id: str) -> None:
+        """Say that a sandbox which was asked for does not exist."""
+        self._forget(id)
+        self.tell({"event": "dead", "id": id})
+
     def _remove(self, record: dict[str, Any]) -> None:
         record["control"].close()
+        self.ledger.release(record["memory"])
         record["group"].remove()
         self._forget(record["id"])
 
