@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
+import grp
 import os
+import pwd
 import shutil
 import signal
 import socket
@@ -26,18 +27,28 @@ from sandbox.node.init import loopback_up
 
 START_SECONDS = 60.0
 STOP_SECONDS = 40.0
+SUBORDINATE = ("/etc/subuid", "/etc/subgid")
+NOBODY = 65534
+OPEN_PLACE = "/var/opt"
+"""Where the engine alone sees its data: remapped ids must be able to walk there, and may not to /root."""
+FIRST_ID = 1_500_000_000
+"""Of the ids that stand for the container's: far from those of people and services."""
 
 
 class PrivateEngine:
     """A context manager: `dockerd` runs between enter and exit. Ends also when this process is killed.
 
     With `bridge` its containers may have a bridge and published ports, in a network namespace of the engine's
-    own: `enter_network` of a child process (as `preexec_fn`) reaches those ports on 127.0.0.1.
+    own: `enter_network` of a child process (as `preexec_fn`) reaches those ports on 127.0.0.1. With `remap`
+    root inside containers is an ordinary id outside, where the host has /etc/subuid and /etc/subgid to show
+    other ones to the engine alone. Its mounts are in a mount namespace of its own and vanish with it.
     """
 
-    def __init__(self, folder: Path, *, bridge: bool = False) -> None:
+    def __init__(self, folder: Path, *, bridge: bool = False, remap: bool = True) -> None:
         self._bridge = bridge
+        self._remap = remap and all(os.path.exists(path) for path in (*SUBORDINATE, OPEN_PLACE))
         self.folder = folder.absolute()
+        self._seen = OPEN_PLACE if self._remap else f"{self.folder}/open"
         self.url = f"unix://{self.folder}/docker.sock"
         self._group = f"posttrain-engine-{os.getpid()}-{time.monotonic_ns()}"
         self._process: subprocess.Popen[bytes] | None = None
@@ -52,13 +63,18 @@ class PrivateEngine:
         self.folder.mkdir(parents=True, exist_ok=True)
         if len(str(self.folder)) > 70:  # a socket's address holds 107 bytes, and containerd adds 35
             raise SandboxUnavailable(f"the path {self.folder} is too long for a socket: choose a shorter one")
-        (self.folder / "daemon.json").write_text(json.dumps({}))
+        (self.folder / "open").mkdir(exist_ok=True)
+        (self.folder / "open").chmod(0o711)
+        (self.folder / "daemon.json").write_text("{}")
+        names = {pwd.getpwuid(NOBODY).pw_name, grp.getgrgid(NOBODY).gr_name}
+        (self.folder / "subordinate").write_text("".join(f"{name}:{FIRST_ID}:65536\n" for name in names))
         with (self.folder / "log").open("ab") as log:
             self._process = subprocess.Popen(
                 [program, "--config-file", f"{self.folder}/daemon.json", "--host", self.url,
-                 "--data-root", f"{self.folder}/data", "--exec-root", f"{self.folder}/exec",
+                 "--data-root", f"{self._seen}/data", "--exec-root", f"{self.folder}/exec",
                  "--pidfile", f"{self.folder}/pid", "--storage-driver", "overlay2",
                  *([] if self._bridge else ["--bridge", "none"]),
+                 *([f"--userns-remap={NOBODY}:{NOBODY}"] if self._remap else []),
                  "--iptables=false", "--ip6tables=false", "--ip-forward=false", "--log-level", "warn",
                  "--exec-opt", "native.cgroupdriver=cgroupfs", "--cgroup-parent", f"/{self._group}",
                  "--containerd-namespace", self._group],
@@ -75,6 +91,12 @@ class PrivateEngine:
 
     def _prepare(self) -> None:
         """In the child, before it becomes dockerd."""
+        sc.unshare(sc.CLONE_NEWNS)
+        sc.mount(None, "/", None, sc.MS_REC | sc.MS_SLAVE)
+        if self._remap:
+            for path in SUBORDINATE:
+                sc.mount(f"{self.folder}/subordinate", path, None, sc.MS_BIND)
+            sc.mount(f"{self.folder}/open", OPEN_PLACE, None, sc.MS_BIND)
         if self._bridge:
             sc.unshare(sc.CLONE_NEWNET)
             loopback_up()

@@ -18,11 +18,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
-from sandbox import hostbase
+from sandbox.admission import Admission
 from sandbox.base import (
+    AdmissionRefused,
     Capabilities,
-    NetworkPolicy,
-    PolicyUnsupported,
     Repercussion,
     SandboxInfo,
     SandboxLost,
@@ -30,31 +29,40 @@ from sandbox.base import (
     SandboxSpec,
     SandboxUnavailable,
 )
-from sandbox.docker import runtime
+from sandbox.docker import requests
 from sandbox.docker.engine import Engine, NotThere
 from sandbox.docker.handle import DockerSandbox
 from sandbox.docker.images import Loader
 from sandbox.docker.places import Place, readable
-from sandbox.images import ImageManifest, ImageStore, default_store
+from sandbox.docker.requests import LABEL
+from sandbox.images import ImageStore, default_store
 from sandbox.log import SandboxLog
-from sandbox.namespace import buildnet
 from sandbox.namespace.channel import Channel
 from sandbox.node.contained import PLACE
+from sandbox.node.ledger import Ledger, Refused
 
-LABEL = "posttrain"
 START_SECONDS = 90.0
 FATE_SECONDS = 5.0
-_CAPABILITIES = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "SETGID", "SETUID", "SETPCAP",
-                 "SYS_ADMIN", "SYS_CHROOT")  # fmt: skip
-"""Of PID 1 while it builds the root. It keeps the first eight, commands of root seven, the agent none."""
 
 
 class DockerProvider(SandboxProvider):
-    """See `sandbox.base.SandboxProvider`. `url`: the engine's unix socket (default: $DOCKER_HOST)."""
+    """See `sandbox.base.SandboxProvider`.
+
+    `url`: the engine's unix socket (default: $DOCKER_HOST). `admission`: what this node may be promised; what
+    lives on its lease after its client was killed counts only in the memory that is available.
+    """
 
     name = "docker"
 
-    def __init__(self, store: Path | ImageStore | None = None, *, url: str | None = None) -> None:
+    def __init__(
+        self,
+        store: Path | ImageStore | None = None,
+        *,
+        url: str | None = None,
+        admission: Admission | None = None,
+    ) -> None:
+        self.admission = admission or Admission()
+        self._ledger: Ledger | None = None
         self.images = store if isinstance(store, ImageStore) else ImageStore(store or default_store())
         self.engine = Engine(url)
         self._loader = Loader(self.images, self.engine)
@@ -62,6 +70,7 @@ class DockerProvider(SandboxProvider):
         self._apparmor = False
         self._live: dict[str, DockerSandbox] = {}
         self._names: dict[str, str] = {}
+        self._promised: dict[str, int] = {}
 
     def capabilities(self) -> Capabilities:
         """What this engine enforces. SandboxUnavailable if none answers, or it is not of this machine."""
@@ -72,7 +81,7 @@ class DockerProvider(SandboxProvider):
                     f"the engine at {self.engine.url} runs on another kernel: use one of this machine"
                 )
             self._apparmor = any("name=apparmor" in option for option in info["SecurityOptions"])
-            self._capabilities = _capabilities(info)
+            self._capabilities = requests.capabilities(info)
         return self._capabilities
 
     # ---- sandboxes
@@ -80,15 +89,18 @@ class DockerProvider(SandboxProvider):
     async def create(self, spec: SandboxSpec) -> DockerSandbox:
         """Raises KeyError for an unknown image, PolicyUnsupported, or SandboxUnavailable."""
         manifest = self.images.manifest(spec.image)
-        self.capabilities()
-        _check(spec)
+        requests.check(spec, self.capabilities())
         id = secrets.token_hex(8)
+        self._admit(id, spec)
         place = Place(self.images.root, id)
         listener = place.make()
         self._names[id] = f"{LABEL}-{re.sub(r'[^A-Za-z0-9_.-]', '_', spec.owner)[:40]}-{id}"
         log = SandboxLog.create(self.images.root, spec, id, backend=self.name)
-        request, mounts = self._request(spec, manifest)
-        options = self._container(id, spec, {**mounts, str(place.run): f"{PLACE}/run"})
+        request, mounts = requests.for_init(spec, manifest)
+        options = requests.for_engine(
+            self.engine.api, id, self._names[id], spec, {**mounts, str(place.run): f"{PLACE}/run"},
+            str(self.images.root), apparmor=self._apparmor,
+        )  # fmt: skip
         starting = asyncio.ensure_future(self._start(spec.image, options))
         try:
             await asyncio.shield(starting)
@@ -104,6 +116,21 @@ class DockerProvider(SandboxProvider):
         sandbox = DockerSandbox(self, id, spec, request["handle"]["environment"], channel, log, place)
         self._live[id] = sandbox
         return sandbox
+
+    def _admit(self, id: str, spec: SandboxSpec) -> None:
+        """Promise the sandbox its memory, or raise AdmissionRefused."""
+        if self._ledger is None:
+            self._ledger = Ledger(str(self.images.root / "node"), None, f"-{secrets.token_hex(4)}")
+        limits = {
+            "sandboxes": self.admission.sandboxes,
+            "overcommit": self.admission.overcommit,
+            "available": self.admission.available_mb << 20,
+        }
+        try:
+            self._ledger.admit(spec.memory_mb << 20, limits)
+        except Refused as refused:
+            raise AdmissionRefused(f"this node is full: {refused}", refused.limit) from None
+        self._promised[id] = spec.memory_mb << 20
 
     async def _start(self, image: str, options: dict[str, Any]) -> None:
         """Start the container, after loading its image if the engine has it not (any more)."""
@@ -121,75 +148,12 @@ class DockerProvider(SandboxProvider):
         with contextlib.suppress(SandboxUnavailable):
             await self.engine.remove(self._names.pop(id))
         place.remove()
+        self._release(id)
 
-    def _request(self, spec: SandboxSpec, manifest: ImageManifest) -> tuple[dict[str, Any], dict[str, str]]:
-        """What init is asked for, and the host folders that the container must show for it."""
-        run_binds, etc_binds, network_env = buildnet.passage(spec.policy.mode)
-        mounts = dict(runtime.mounts())
-        mounts.update({source: runtime.inside(source) for source, _ in (*run_binds, *etc_binds)})
-        environment = {**manifest.env, **network_env, **spec.env}
-        return {
-            "scratch": f"{PLACE}/scratch",
-            "layers_dir": "/",
-            "layers": [],
-            "base": ".",
-            "binds": [
-                (runtime.inside(source), target)
-                for source, target in (hostbase.binds() if manifest.base == "host" else ())
-            ],
-            "run_binds": [(runtime.inside(source), name) for source, name in run_binds],
-            "etc_binds": [(runtime.inside(source), target) for source, target in etc_binds],
-            "workdir": spec.workdir,
-            "network": spec.policy.mode,
-            "nested": False,
-            "single_id": False,
-            "disk_bytes": spec.disk_mb << 20,
-            "inodes": max(4096, spec.disk_mb * 256),
-            "rlimits": {"RLIMIT_NOFILE": 4096},
-            "lease_s": spec.lease_s,
-            "handle": {"environment": environment},
-        }, mounts
-
-    def _container(self, id: str, spec: SandboxSpec, mounts: Mapping[str, str]) -> dict[str, Any]:
-        """The engine's request, but for the image."""
-        memory = spec.memory_mb << 20
-        quiet = spec.policy.mode == "none"
-        host = self.engine.api.create_host_config(
-            network_mode="none" if quiet else "host",
-            mem_limit=memory,
-            memswap_limit=memory,
-            pids_limit=spec.pids + 1,  # init does not count
-            cap_drop=["ALL"],
-            cap_add=list(_CAPABILITIES),
-            security_opt=["no-new-privileges", *(["apparmor=unconfined"] if self._apparmor else [])],
-            read_only=True,
-            tmpfs={f"{PLACE}/scratch": "size=64k,mode=755"},
-            ipc_mode="none",
-            binds={source: {"bind": target, "mode": "ro"} for source, target in mounts.items()},
-            log_config={"Type": "json-file", "Config": {"max-size": "64k", "max-file": "1"}},
-        )
-        # Not in the SDK: our init masks /proc itself, and more of it; the group is shown as the root.
-        host |= {"MaskedPaths": [], "ReadonlyPaths": [], "CgroupnsMode": "private"}
-        if spec.runtime:
-            host["Runtime"] = spec.runtime
-        return {
-            "name": self._names[id],
-            "entrypoint": list(runtime.command()),
-            "command": [],
-            "user": "0:0",
-            "working_dir": "/",
-            "hostname": "sandbox",
-            "environment": ["PATH=/usr/bin", "LC_ALL=C.UTF-8"],
-            "network_disabled": quiet,
-            "host_config": host,
-            "labels": {
-                f"{LABEL}.id": id,
-                f"{LABEL}.owner": spec.owner,
-                f"{LABEL}.image": spec.image,
-                f"{LABEL}.store": str(self.images.root),
-                f"{LABEL}.created": repr(time.time()),
-            },
-        }
+    def _release(self, id: str) -> None:
+        memory = self._promised.pop(id, None)
+        if self._ledger is not None and memory is not None:
+            self._ledger.release(memory)
 
     async def _boot(
         self, id: str, spec: SandboxSpec, request: dict[str, Any], listener: socket.socket
@@ -210,7 +174,7 @@ class DockerProvider(SandboxProvider):
             if reply is None or "error" in reply:
                 said = reply["error"] if reply else await self.engine.tail(self._names[id])
                 raise SandboxUnavailable(f"cannot set up the container: {said}")
-            _verify(spec, reply)
+            requests.verify(spec, reply, remapped=self.capabilities().user_namespace)
         except BaseException as error:
             channel.close()
             if isinstance(error, TimeoutError):
@@ -242,6 +206,7 @@ class DockerProvider(SandboxProvider):
         if name is not None:
             await self.engine.remove(name)
         (sandbox.place if sandbox else Place(self.images.root, id)).remove()
+        self._release(id)
 
     def import_snapshot(self, parent: str, tar: bytes, note: str) -> str:
         """Store an upper layer's tar on top of `parent`."""
@@ -306,6 +271,9 @@ class DockerProvider(SandboxProvider):
         """Close this client's sandboxes and the connection to the engine; idempotent."""
         await asyncio.gather(*(sandbox.close() for sandbox in list(self._live.values())))
         self.engine.close()
+        if self._ledger is not None:
+            self._ledger.close()
+            self._ledger = None
 
     async def __aenter__(self) -> Self:
         return self
@@ -316,63 +284,3 @@ class DockerProvider(SandboxProvider):
 
 def _place(labels: Mapping[str, str]) -> Place:
     return Place(Path(labels[f"{LABEL}.store"]), labels[f"{LABEL}.id"])
-
-
-def _check(spec: SandboxSpec) -> None:
-    if spec.policy not in (NetworkPolicy("none"), NetworkPolicy("host")):
-        raise PolicyUnsupported("the docker backend offers the networks none and host")
-    if spec.nested:
-        raise PolicyUnsupported("the docker backend makes no nested sandboxes: grade with namespace")
-    for name in ("memory_mb", "pids", "disk_mb"):
-        if getattr(spec, name) < 1:
-            raise PolicyUnsupported(f"{name} must be at least 1, not {getattr(spec, name)}")
-    if spec.memory_mb < 32:
-        raise PolicyUnsupported(f"memory_mb must be at least 32 (init needs some), not {spec.memory_mb}")
-    if not spec.workdir.startswith("/"):
-        raise PolicyUnsupported(f"workdir must be absolute, not {spec.workdir!r}")
-
-
-def _verify(spec: SandboxSpec, facts: dict[str, Any]) -> None:
-    """PolicyUnsupported unless the limits in force are those that were asked for."""
-    for name, wanted in (("memory", spec.memory_mb << 20), ("pids", spec.pids + 1)):
-        value: str = facts["limits"].get(name, "none")
-        if not value.isdigit() or int(value) > wanted:
-            raise PolicyUnsupported(f"the engine did not limit {name}: asked {wanted}, in force {value}")
-    own = {kind: os.readlink(f"/proc/self/ns/{kind}") for kind in ("net", "pid", "mnt")}
-    shared = [kind for kind, name in own.items() if facts["namespaces"][kind] == name]
-    if spec.policy.mode == "host" and "net" in shared:
-        shared.remove("net")
-    if shared:
-        raise PolicyUnsupported(f"the engine gave no {shared[0]} namespace of its own")
-
-
-def _capabilities(info: Mapping[str, Any]) -> Capabilities:
-    options: list[str] = info["SecurityOptions"]
-    remapped = any("name=userns" in option for option in options)
-    missing: list[str] = []
-    if not remapped:
-        missing.append("own user namespace: the engine runs without userns-remap")
-    if any("name=apparmor" in option for option in options):
-        missing.append("AppArmor's docker-default: it forbids the mounts by which the disk is limited")
-    for name, what in (("MemoryLimit", "memory"), ("PidsLimit", "processes")):
-        if not info.get(name):
-            missing.append(f"{what}: the engine finds no such control group on this host")
-    return Capabilities(
-        network_none=True,
-        memory_limit=bool(info.get("MemoryLimit")),
-        pids_limit=bool(info.get("PidsLimit")),
-        disk_limit=True,
-        user_namespace=remapped,
-        unenforced=tuple(missing),
-        disk_limit_everywhere=True,
-        seccomp=any("name=seccomp" in option for option in options),
-        read_only_system=True,
-        attach=True,
-        snapshot=True,
-        fork=True,
-        pty=True,
-        tags=True,
-        log=True,
-        lease=True,
-        networks=("none", "host"),
-    )

@@ -23,8 +23,6 @@ from sandbox.node import syscalls as sc
 PLACE = "/.posttrain"
 """Where the engine shows the client's files while the container boots; gone from sight afterwards."""
 CONNECT_SECONDS = 30.0
-_KEPT = privileges.ROOT_CAPABILITIES | 1 << sc.CAP_SETPCAP
-"""For this process: commands lose CAP_SETPCAP too."""
 
 
 class ContainedInit(init.Init):
@@ -95,7 +93,8 @@ def main() -> None:
         return
     wake = children.wake_fd()
     sealed.seal()
-    sc.set_capabilities(_KEPT)
+    granted = privileges.NESTED_CAPABILITIES if spec["nested"] else privileges.ROOT_CAPABILITIES
+    sc.set_capabilities(granted | 1 << sc.CAP_SETPCAP)  # which commands lose too
     privileges.bound(spec)
     null = os.open("/dev/null", os.O_RDWR)
     for fd in (0, 1, 2):

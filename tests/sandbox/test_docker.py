@@ -17,7 +17,15 @@ from typing import Any
 import pytest
 
 from sandbox import check
-from sandbox.base import Outcome, PolicyUnsupported, SandboxLost, SandboxSpec, SandboxUnavailable
+from sandbox.admission import Admission
+from sandbox.base import (
+    AdmissionRefused,
+    Outcome,
+    PolicyUnsupported,
+    SandboxLost,
+    SandboxSpec,
+    SandboxUnavailable,
+)
 from sandbox.docker import DockerProvider
 from sandbox.docker.images import reference
 from sandbox.docker.private import PrivateEngine
@@ -42,9 +50,12 @@ asyncio.run(main(*sys.argv[1:]))
 """
 
 
-@pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrivateEngine]:
-    with PrivateEngine(tmp_path_factory.mktemp("engine")) as running:
+@pytest.fixture(scope="module", params=["remapped", "plain"])
+def engine(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[PrivateEngine]:
+    """One whose containers have other ids than the host, and one as it comes out of the box."""
+    with PrivateEngine(tmp_path_factory.mktemp("engine"), remap=request.param == "remapped") as running:
         yield running
 
 
@@ -228,9 +239,36 @@ async def test_compressed_trees_arrive(provider: DockerProvider, mode: str) -> N
         assert await box.read("in/file") == b"abc"
 
 
+async def test_nested_sandboxes_need_ids_of_their_own(provider: DockerProvider) -> None:
+    spec = small(provider, nested=True)
+    if not provider.capabilities().user_namespace:
+        with pytest.raises(PolicyUnsupported, match="userns-remap"):
+            await provider.create(spec)
+        return
+    async with await provider.create(spec) as box:
+        jail = (
+            "unshare -mpn --fork sh -c 'mount -t proc proc /proc; mount -t tmpfs t /mnt; ls -d /proc/[0-9]*'"
+        )
+        inner = await box.exec(jail, user="root")
+        assert inner.ok, inner.text
+        assert inner.stdout == b"/proc/1\n", inner.text
+        refused = await box.exec("echo x > /proc/sys/kernel/core_pattern", user="root")
+        assert not refused.ok, "root inside may write the kernel's settings"
+
+
+async def test_a_full_node_refuses(store: Path, engine: PrivateEngine) -> None:
+    async with DockerProvider(store, url=engine.url, admission=Admission(sandboxes=1)) as provider:
+        async with await provider.create(small(provider)):
+            with pytest.raises(AdmissionRefused) as refused:
+                await provider.create(small(provider))
+            assert refused.value.limit == "sandboxes"
+        async with await provider.create(small(provider)):
+            pass
+
+
 async def test_what_cannot_be_enforced_is_refused(provider: DockerProvider) -> None:
-    for change in ({"nested": True}, {"memory_mb": 8}, {"runtime": "no-such-runtime"}):
-        with pytest.raises((PolicyUnsupported, SandboxUnavailable), match=r"nested|32|no-such-runtime"):
+    for change in ({"memory_mb": 8}, {"runtime": "no-such-runtime"}):
+        with pytest.raises((PolicyUnsupported, SandboxUnavailable), match=r"32|no-such-runtime"):
             await provider.create(small(provider, owner="refused", **change))
     assert containers(provider, "refused") == []
 
