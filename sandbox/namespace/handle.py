@@ -4,15 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import os
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
-from sandbox.base import Capabilities, ExecResult, SandboxError, SandboxLost, SandboxSpec
+from sandbox.base import (
+    Capabilities,
+    Data,
+    ExecResult,
+    NetworkPolicy,
+    PolicyUnsupported,
+    ProcessInfo,
+    Repercussion,
+    SandboxLost,
+    SandboxSpec,
+    SandboxUnavailable,
+    Size,
+)
 from sandbox.hostbase import python_prefix
+from sandbox.log import SandboxLog
+from sandbox.namespace import keyed
 from sandbox.namespace.channel import Channel, Collector, close_all, feed
-from sandbox.namespace.process import NamespaceProcess
+from sandbox.namespace.files import Files
+from sandbox.namespace.process import HeldProcess, NamespaceProcess
 
 if TYPE_CHECKING:
     from sandbox.namespace.provider import NamespaceProvider
@@ -20,6 +36,7 @@ if TYPE_CHECKING:
 DEFAULT_PATH = (
     f"/opt/env/bin:{python_prefix()}/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 )
+STDERR_KEPT = 1 << 16
 
 
 def base_environment(user: str) -> dict[str, str]:
@@ -30,7 +47,7 @@ def base_environment(user: str) -> dict[str, str]:
 
 
 class NamespaceSandbox:
-    """See `sandbox.base.Sandbox`. Made by `NamespaceProvider.create` only."""
+    """See `sandbox.base.Sandbox`. Made by `NamespaceProvider.create` and `attach` only."""
 
     def __init__(
         self,
@@ -39,21 +56,25 @@ class NamespaceSandbox:
         spec: SandboxSpec,
         environment: Mapping[str, str],
         channel: Channel,
+        log: SandboxLog,
         *,
         single_id: bool,
-        guest: bool = False,
+        ours: bool = True,
     ) -> None:
         self.id = id
         self.spec = spec
         self.capabilities: Capabilities = provider.capabilities()
+        self.log = log
+        self.single_id = single_id
         self._provider = provider
         self._environment = dict(environment)
         self._channel = channel
-        self.single_id = single_id
-        self._guest = guest
+        self._ours = ours
+        """Whether closing this handle ends the sandbox."""
         self._closed = False
         self._background: set[Collector] = set()
         self._processes: set[NamespaceProcess] = set()
+        self._files = Files(self.send, self.lost)
 
     # ---- commands
 
@@ -61,7 +82,7 @@ class NamespaceSandbox:
         self,
         argv: Sequence[str] | str,
         *,
-        stdin: bytes | None = None,
+        stdin: Data | None = None,
         cwd: str | None = None,
         env: Mapping[str, str] | None = None,
         user: str | None = None,
@@ -70,9 +91,27 @@ class NamespaceSandbox:
         key: str | None = None,
     ) -> ExecResult:
         """See the contract. `max_output` holds for each of the two streams."""
+        request = self._command(argv, cwd, env, user)
+        request |= {"timeout": timeout, "max_output": max_output}
+        data = bytes(stdin) if isinstance(stdin, bytes | bytearray) else None
+        call = _call(request, env, streamed=stdin is not None and data is None)
         if key is not None:
-            raise NotImplementedError("exec(key=...) is not supported yet")
-        process = await self._launch(argv, cwd, env, user, timeout, max_output, stdin is not None)
+            if stdin is not None and data is None:
+                raise ValueError("a keyed command takes its input as bytes: a stream cannot be compared")
+            self._check_open()
+            return await keyed.run(self, key, call, request, data)
+        async with self._logged("exec", call, data) as token:
+            result = await self._exec(request, stdin, timeout, max_output)
+            self.log.finish(token, result)
+        return result
+
+    async def _exec(
+        self, request: dict[str, Any], stdin: Data | None, timeout: float | None, max_output: int
+    ) -> ExecResult:
+        status, pipes = await self._launch(request, stdin is not None)
+        process = NamespaceProcess(self, status, pipes, timeout, max_output, False,
+                                   may_kill_monitor=self._may_kill(request))  # fmt: skip
+        self._processes.add(process)
         feeder = None
         if stdin is not None:
             feeder = asyncio.create_task(feed(process.take_stdin(), stdin))
@@ -88,27 +127,68 @@ class NamespaceSandbox:
         self,
         argv: Sequence[str] | str,
         *,
+        pty: Size | None = None,
+        tag: str | None = None,
         cwd: str | None = None,
         env: Mapping[str, str] | None = None,
         user: str | None = None,
     ) -> NamespaceProcess:
-        """Start a long-lived process. The last 64 KiB of its standard error are kept for `wait`."""
-        process = await self._launch(argv, cwd, env, user, None, 1 << 16, True, stream=True)
-        await process.open_streams()
+        """See the contract. The last 64 KiB of its standard error are kept for `wait`."""
+        terminal = {"TERM": "xterm"} if pty else {}
+        request = self._command(argv, cwd, {**terminal, **(env or {})}, user)
+        call = _call(request, env, tag=tag, pty=dataclasses.astuple(pty) if pty else None)
+        async with self._logged("spawn", call, None) as token:
+            if pty is None and tag is None:
+                status, pipes = await self._launch({**request, "timeout": None}, True)
+                process = NamespaceProcess(self, status, pipes, None, STDERR_KEPT, True,
+                                           may_kill_monitor=self._may_kill(request))  # fmt: skip
+                self._processes.add(process)
+                await process.open_streams()
+            else:
+                request |= {"held": "relay", "pty": dataclasses.astuple(pty) if pty else None, "token": token}
+                request |= {"name": f"tag:{tag}"} if tag is not None else {}
+                process = await self._held(request, tag, pty=pty is not None)
+        if tag is None:
+            process.on_end = lambda result: self.log.finish(token, result)
         return process
 
-    async def _launch(
-        self,
-        argv: Sequence[str] | str,
-        cwd: str | None,
-        env: Mapping[str, str] | None,
-        user: str | None,
-        timeout: float | None,
-        max_output: int,
-        with_stdin: bool,
-        *,
-        stream: bool = False,
-    ) -> NamespaceProcess:
+    async def process(self, tag: str, *, offset: int = 0) -> NamespaceProcess:
+        """See the contract."""
+        spawned = next((each for each in self._spawned() if each.call.get("tag") == tag), None)
+        if spawned is None:
+            raise KeyError(f"no process of this sandbox has the tag {tag!r}")
+        request = {"op": "join", "name": f"tag:{tag}", "offset": offset, "user": spawned.call["user"]}
+        return await self._held(request, tag, pty=bool(spawned.call.get("pty")))
+
+    async def processes(self) -> list[ProcessInfo]:
+        """See the contract."""
+        return [
+            ProcessInfo(each.call["tag"], tuple(each.call["argv"]), each.end is None and self.connected)
+            for each in self._spawned()
+        ]
+
+    def _spawned(self) -> list[Any]:
+        return [
+            entry
+            for entry in self.log.entries()
+            if entry.operation == "spawn" and entry.call.get("tag") and "error" not in (entry.end or {})
+        ]
+
+    async def _held(self, request: dict[str, Any], tag: str | None, *, pty: bool) -> HeldProcess:
+        further = [self.log.fd] if request["op"] == "exec" and tag is not None else []
+        status, pipes = await self._launch(request, True, further)
+        process = HeldProcess(self, status, pipes, None, STDERR_KEPT, True, tag=tag, pty=pty,
+                              may_kill_monitor=self._may_kill(request))  # fmt: skip
+        self._processes.add(process)
+        await process.begin()
+        return process
+
+    def _may_kill(self, request: dict[str, Any]) -> bool:
+        return request["user"] == "root" or self.single_id
+
+    def _command(
+        self, argv: Sequence[str] | str, cwd: str | None, env: Mapping[str, str] | None, user: str | None
+    ) -> dict[str, Any]:
         user = user or "agent"
         if user not in ("agent", "root"):
             raise ValueError(f"user {user!r} does not exist in sandboxes; choose agent or root")
@@ -116,10 +196,18 @@ class NamespaceSandbox:
         environment = {**base_environment(user), **self._environment, **(env or {})}
         if not words or any("\0" in text for text in (*words, *environment, *environment.values())):
             raise ValueError("a command needs at least one word, and none may contain a NUL character")
-        request: dict[str, Any] = {
-            "op": "exec", "argv": words, "env": environment, "cwd": cwd or self.spec.workdir,
-            "user": user, "timeout": timeout,
-        }  # fmt: skip
+        return {
+            "op": "exec",
+            "argv": words,
+            "env": environment,
+            "cwd": cwd or self.spec.workdir,
+            "user": user,
+        }
+
+    async def _launch(
+        self, request: dict[str, Any], with_stdin: bool, further: Sequence[int] = ()
+    ) -> tuple[Channel, tuple[int, int, int]]:
+        """Send a request with fresh pipes: (status, our ends of stdin, stdout and stderr)."""
         ours, theirs = socket.socketpair()
         out_r, out_w = os.pipe()
         err_r, err_w = os.pipe()
@@ -128,7 +216,7 @@ class NamespaceSandbox:
         else:
             in_r, in_w = os.open("/dev/null", os.O_RDONLY), -1
         try:
-            await self._request(request, [theirs.fileno(), in_r, out_w, err_w])
+            await self.send(request, [theirs.fileno(), in_r, out_w, err_w, *further])
         except BaseException:
             ours.close()
             close_all([out_r, err_r, *([in_w] if with_stdin else [])])
@@ -136,92 +224,85 @@ class NamespaceSandbox:
         finally:
             theirs.close()
             close_all([in_r, out_w, err_w])
-        process = NamespaceProcess(
-            self, Channel(ours), (in_w, out_r, err_r), timeout, max_output, stream,
-            may_kill_monitor=user == "root" or self.single_id,
-        )  # fmt: skip
-        self._processes.add(process)
-        return process
+        return Channel(ours), (in_w, out_r, err_r)
 
-    async def _request(self, message: dict[str, Any], fds: list[int]) -> None:
+    def _check_open(self) -> None:
         if self._closed:
             raise SandboxLost(f"sandbox {self.id} is closed")
+
+    async def send(self, message: dict[str, Any], fds: list[int]) -> None:
+        """Send init one request. Raises SandboxLost if it is gone."""
+        self._check_open()
         try:
             await self._channel.send(message, fds)
         except OSError as error:
-            raise SandboxLost(f"sandbox {self.id} died: {error}") from error
+            raise await self.lost(str(error)) from error
+
+    @contextlib.asynccontextmanager
+    async def _logged(
+        self, operation: str, call: Mapping[str, Any], data: bytes | None
+    ) -> AsyncGenerator[str]:
+        """Record the start of a call, and its end if it raises."""
+        self._check_open()
+        try:
+            token = self.log.start(operation, call, data=data)
+        except OSError as error:
+            raise SandboxUnavailable(
+                f"cannot write {self.log.path}: {error.strerror}; free some disk"
+            ) from error
+        try:
+            yield token
+        except BaseException as error:
+            self.log.done(token, error=f"{type(error).__name__}: {error}")
+            raise
 
     # ---- files
 
-    async def _transfer(
-        self, message: dict[str, Any], data: bytes | None, limit: int = 0
-    ) -> tuple[dict[str, Any], bytes]:
-        """Run a file operation: send `data`, or receive at most `limit` bytes."""
-        ours, theirs = socket.socketpair()
-        read_end, write_end = os.pipe()
-        inner, outer = (write_end, read_end) if data is None else (read_end, write_end)
-        channel = Channel(ours)
-        collector: Collector | None = None
-        feeder: asyncio.Task[None] | None = None
-        try:
-            try:
-                await self._request(message, [theirs.fileno(), inner])
-            finally:
-                theirs.close()
-                os.close(inner)
-            if data is None:
-                collector = Collector(outer, limit)
-            else:
-                feeder = asyncio.create_task(feed(outer, data))
-            reply = await channel.receive()
-            if reply is None:
-                raise SandboxLost(f"sandbox {self.id} died during {message['op']} of {message.get('path')}")
-            if collector is not None:
-                await collector.ended
-            if feeder is not None and reply.get("ok"):
-                await feeder
-            _raise(reply)
-            return reply, collector.take() if collector is not None else b""
-        finally:
-            channel.close()
-            if collector is not None:
-                collector.close()
-            elif feeder is None:
-                os.close(outer)
-            if feeder is not None:
-                feeder.cancel()
-                with contextlib.suppress(asyncio.CancelledError):
-                    await feeder
-
     async def read(self, path: str, *, max_bytes: int = 64 << 20) -> bytes:
-        """Raises FileNotFoundError, IsADirectoryError, or ValueError if larger than `max_bytes`."""
-        message = {"op": "read", "path": self._absolute(path), "max_bytes": max_bytes}
-        reply, data = await self._transfer(message, None, max_bytes)
-        if len(data) != reply["bytes"]:
-            raise SandboxLost(f"read {len(data)} of {reply['bytes']} bytes of {path}")
-        return data
+        """See the contract."""
+        return await self._files.read(self._absolute(path), max_bytes)
 
-    async def write(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
-        """Write a file and its parent folders, owned by the agent; raises OSError as `open` would."""
-        message = {"op": "write", "path": self._absolute(path), "mode": mode}
-        reply, _ = await self._transfer(message, data)
-        if reply["bytes"] != len(data):
-            raise SandboxLost(f"wrote {reply['bytes']} of {len(data)} bytes of {path}")
+    async def write(self, path: str, data: Data, *, mode: int = 0o644) -> None:
+        """See the contract."""
+        where = self._absolute(path)
+        async with self._logged("write", {"path": where, "mode": mode}, _whole(data)) as token:
+            await self._files.write(where, data, mode)
+            self.log.done(token)
 
-    async def put_tree(self, path: str, tar: bytes) -> None:
-        """Raises ValueError for entries that would leave `path`, for devices and broken tars."""
-        await self._transfer({"op": "put_tree", "path": self._absolute(path)}, tar)
+    async def put_tree(self, path: str, tar: Data) -> None:
+        """See the contract."""
+        where = self._absolute(path)
+        async with self._logged("put_tree", {"path": where}, _whole(tar)) as token:
+            await self._files.put_tree(where, tar)
+            self.log.done(token)
 
     async def get_tree(self, path: str, *, max_bytes: int = 256 << 20) -> bytes:
-        """Regular files, folders and links, sorted; ValueError if the files exceed `max_bytes`."""
-        message = {"op": "get_tree", "path": self._absolute(path), "max_bytes": max_bytes}
-        _, data = await self._transfer(message, None, 2 * max_bytes + (64 << 20))
-        return data
+        """See the contract."""
+        return await self._files.get_tree(self._absolute(path), max_bytes)
 
     async def snapshot(self) -> str:
-        """Writes under /tmp, /run and /dev/shm are not part of a snapshot; times are normalised."""
-        _, data = await self._transfer({"op": "snapshot"}, None, 4 << 30)
-        return self._provider.import_snapshot(self.spec.image, data, self.id)
+        """See the contract."""
+        async with self._logged("snapshot", {}, None) as token:
+            image = self._provider.import_snapshot(self.spec.image, await self._files.upper(), self.id)
+            self.log.done(token, image=image)
+        return image
+
+    async def fork(self, n: int = 1) -> list[NamespaceSandbox]:
+        """See the contract: one snapshot, whose layer all of them share."""
+        spec = dataclasses.replace(self.spec, image=await self.snapshot())
+        tasks = [asyncio.create_task(self._provider.create(spec)) for _ in range(n)]
+        made = await asyncio.gather(*tasks, return_exceptions=True)
+        failed = next((each for each in made if isinstance(each, BaseException)), None)
+        if failed is not None:
+            await asyncio.gather(*(box.close() for box in made if isinstance(box, NamespaceSandbox)))
+            raise failed
+        return [box for box in made if isinstance(box, NamespaceSandbox)]
+
+    async def set_network(self, policy: NetworkPolicy) -> None:
+        """A sandbox's network namespace is made with it: only the policy that it has is accepted."""
+        self._check_open()
+        if policy != self.spec.policy:
+            raise PolicyUnsupported("the namespace backend cannot change a living sandbox's network")
 
     def _absolute(self, path: str) -> str:
         if "\0" in path:
@@ -230,8 +311,12 @@ class NamespaceSandbox:
 
     # ---- end
 
+    async def alive(self) -> bool:
+        """See the contract."""
+        return self.connected
+
     @property
-    def alive(self) -> bool:
+    def connected(self) -> bool:
         """Whether init still holds its socket; that closes before anything else in the sandbox dies."""
         if self._closed:
             return False
@@ -242,6 +327,18 @@ class NamespaceSandbox:
         except OSError:
             return False
 
+    async def fate(self) -> Repercussion | None:
+        """Why a lost sandbox is lost, if its own commands did it."""
+        if self._closed:
+            return None
+        return Repercussion.INIT if self.connected else await self._provider.fate(self.id)
+
+    async def lost(self, text: str) -> SandboxLost:
+        """The error for an operation that the sandbox did not survive, or whose helper inside was killed."""
+        fate = await self.fate()
+        blame = "its own commands ended it" if fate else "it is gone"
+        return SandboxLost(f"sandbox {self.id}: {blame} ({text})", fate)
+
     def forget(self, process: NamespaceProcess) -> None:
         self._processes.discard(process)
 
@@ -251,21 +348,22 @@ class NamespaceSandbox:
 
     async def abandon(self) -> None:
         """Kill the sandbox because it no longer answers."""
-        if not self._guest:
+        if self._ours:
             await self._provider.kill(self.id)
 
     async def close(self) -> None:
-        """Idempotent; kills everything inside and frees the writable layer."""
+        """See the contract."""
         if self._closed:
             return
         self._closed = True
-        if not self._guest:
-            await self._provider.kill(self.id)
+        if self._ours:
+            await self._provider.end(self.id, self._channel)
         self._channel.close()
         for process in list(self._processes):
             process.abandon()
         for collector in self._background:
             collector.close()
+        self.log.close()
 
     async def __aenter__(self) -> Self:
         return self
@@ -274,12 +372,14 @@ class NamespaceSandbox:
         await self.close()
 
 
-def _raise(reply: dict[str, Any]) -> None:
-    if reply.get("ok"):
-        return
-    kind, text = reply.get("kind"), reply["error"]
-    if kind == "os":
-        raise OSError(reply["errno"], text, reply["path"])
-    if kind == "refused":
-        raise ValueError(text)
-    raise SandboxError(text)
+def _call(request: Mapping[str, Any], env: Mapping[str, str] | None, **further: Any) -> dict[str, Any]:
+    """What the log keeps of a command: the image's and the spec's environment stand in the log's head."""
+    kept = {
+        name: request[name] for name in ("argv", "cwd", "user", "timeout", "max_output") if name in request
+    }
+    return {**kept, "env": dict(env or {}), **{name: value for name, value in further.items() if value}}
+
+
+def _whole(data: Data) -> bytes | None:
+    """The data if it is all there; what is streamed is not recorded."""
+    return bytes(data) if isinstance(data, bytes | bytearray | memoryview) else None

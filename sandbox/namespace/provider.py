@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import io
 import json
 import os
@@ -18,15 +17,21 @@ from pathlib import Path
 from typing import Any, Self
 
 from sandbox import hostbase
+from sandbox.admission import Admission
 from sandbox.base import (
+    AdmissionRefused,
     Capabilities,
+    NetworkPolicy,
     PolicyUnsupported,
+    Repercussion,
     SandboxInfo,
     SandboxLost,
+    SandboxProvider,
     SandboxSpec,
     SandboxUnavailable,
 )
 from sandbox.images import ImageManifest, ImageStore, default_store
+from sandbox.log import SandboxLog
 from sandbox.namespace import buildnet, guests, probe
 from sandbox.namespace.channel import Channel
 from sandbox.namespace.handle import NamespaceSandbox
@@ -34,19 +39,21 @@ from sandbox.node import wire
 
 ROOT = Path(__file__).resolve().parents[2]
 START_SECONDS = 30.0
+FATE_SECONDS = 2.0
 _BOOT = (
     "import sys; sys.path.insert(0, {root!r}); "
     "from sandbox.node import zygote; sys.path.pop(0); zygote.main()"
 )
 
 
-class NamespaceProvider:
+class NamespaceProvider(SandboxProvider):
     """See `sandbox.base.SandboxProvider`. Its sandboxes die with this process, however it ends."""
 
     name = "namespace"
 
-    def __init__(self, store: Path | ImageStore | None = None) -> None:
+    def __init__(self, store: Path | ImageStore | None = None, *, admission: Admission | None = None) -> None:
         self.images = store if isinstance(store, ImageStore) else ImageStore(store or default_store())
+        self.admission = admission or Admission()
         self._nodelet: subprocess.Popen[bytes] | None = None
         self._channel: Channel | None = None
         self._groups: dict[str, Any] = {}
@@ -54,7 +61,8 @@ class NamespaceProvider:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._live: dict[str, NamespaceSandbox] = {}
         self._dying: dict[str, asyncio.Future[None]] = {}
-        self._dead: set[str] = set()
+        self._dead: dict[str, Repercussion | None] = {}
+        """Sandboxes that ended before anybody asked, and whether by their own doing."""
 
     # ---- the nodelet
 
@@ -72,6 +80,7 @@ class NamespaceProvider:
             [sys.executable, "-I", "-S", "-c", boot, str(theirs.fileno()), str(self.images.root / "run")],
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
             env={"PATH": os.defpath, "LC_ALL": "C.UTF-8"},
         )
         theirs.close()
@@ -113,7 +122,7 @@ class NamespaceProvider:
         open_end = self._channel.feed()
         while (event := self._channel.pop()) is not None:
             if event["event"] == "dead":
-                self._bury(event["id"])
+                self._bury(event["id"], Repercussion.INIT if event.get("oom") else None)
         if not open_end:
             self._loop.remove_reader(self._channel.sock)
             self._channel.close()
@@ -125,8 +134,8 @@ class NamespaceProvider:
             for id in [*self._live, *self._dying]:
                 self._bury(id)
 
-    def _bury(self, id: str) -> None:
-        self._dead.add(id)
+    def _bury(self, id: str, fate: Repercussion | None = None) -> None:
+        self._dead[id] = fate
         future = self._dying.get(id)
         if future is not None and not future.done():
             future.set_result(None)
@@ -140,6 +149,7 @@ class NamespaceProvider:
         _check(spec)
         id = secrets.token_hex(8)
         name = f"{re.sub(r'[^A-Za-z0-9_.-]', '_', spec.owner)[:40]}-{id}"
+        log = SandboxLog.create(self.images.root, spec, id, backend=self.name)
         self._record(id, spec, name)
         request, environment = self._request(id, name, spec, manifest)
         ours, theirs = socket.socketpair()
@@ -151,22 +161,26 @@ class NamespaceProvider:
                 reply = await inner.receive()
         except BaseException as error:
             inner.close()
+            log.discard()
             await asyncio.shield(self.kill(id))
             if isinstance(error, OSError | TimeoutError):
                 raise SandboxUnavailable(f"the sandbox nodelet does not answer: {error}") from error
             raise
         if reply is None or "error" in reply:
             inner.close()
+            log.discard()
             await self.kill(id)
+            if reply is not None and "refused" in reply:
+                raise AdmissionRefused(f"this node is full: {reply['error']}", reply["refused"])
             raise SandboxUnavailable(probe.explain(reply))
-        sandbox = NamespaceSandbox(self, id, spec, environment, inner, single_id=request["single_id"])
+        sandbox = NamespaceSandbox(self, id, spec, environment, inner, log, single_id=request["single_id"])
         self._live[id] = sandbox
         return sandbox
 
     def _request(
         self, id: str, name: str, spec: SandboxSpec, manifest: ImageManifest
     ) -> tuple[dict[str, Any], dict[str, str]]:
-        run_binds, etc_binds, network_env = buildnet.passage(spec.network)
+        run_binds, etc_binds, network_env = buildnet.passage(spec.policy.mode)
         user_namespace = bool(self._facts["user_namespace"])
         request: dict[str, Any] = {
             "op": "create",
@@ -180,8 +194,14 @@ class NamespaceProvider:
             "run_binds": run_binds,
             "etc_binds": etc_binds,
             "workdir": spec.workdir,
-            "network": spec.network,
+            "network": spec.policy.mode,
             "nested": spec.nested,
+            "lease_s": spec.lease_s,
+            "admission": {
+                "sandboxes": self.admission.sandboxes,
+                "overcommit": self.admission.overcommit,
+                "available": self.admission.available_mb << 20,
+            },
             "memory_bytes": spec.memory_mb << 20,
             "pids": spec.pids + 1,  # init does not count
             "disk_bytes": spec.disk_mb << 20,
@@ -191,7 +211,6 @@ class NamespaceProvider:
             "single_id": self._single_id(),
             "cgroup_namespace": True,
             "handle": {
-                "spec": dataclasses.asdict(spec),
                 "environment": {**manifest.env, **network_env, **spec.env},
             },
             "rlimits": self._rlimits(spec),
@@ -206,6 +225,15 @@ class NamespaceProvider:
             limits["RLIMIT_NPROC"] = spec.pids
         return limits
 
+    async def fate(self, id: str) -> Repercussion | None:
+        """Why a sandbox of ours that answers no more ended: by its own doing, or (None) by a fault of
+        ours."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(FATE_SECONDS):
+                while id in self._live and not self.is_dead(id):
+                    await asyncio.sleep(0.005)
+        return self._dead.get(id)
+
     def is_dead(self, id: str) -> bool:
         return id in self._dead or self._channel is None
 
@@ -217,7 +245,7 @@ class NamespaceProvider:
         self._live.pop(id, None)
         if not self.is_dead(id):
             await self._ask({"op": "kill", "id": id})
-        self._dead.discard(id)
+        self._dead.pop(id, None)
 
     async def _ask(self, message: dict[str, Any]) -> None:
         """Send a request about one sandbox and wait for the event that it is gone."""
@@ -230,7 +258,7 @@ class NamespaceProvider:
             async with asyncio.timeout(START_SECONDS):
                 await asyncio.shield(future)
         self._dying.pop(id, None)
-        self._dead.discard(id)
+        self._dead.pop(id, None)
 
     def import_snapshot(self, parent: str, tar: bytes, note: str) -> str:
         """Store an upper layer's tar on top of `parent`."""
@@ -245,6 +273,7 @@ class NamespaceProvider:
             "id": id, "owner": spec.owner, "image": spec.image, "created": time.time(), "group": name,
             "groups": [path for path in (self._groups["memory"], self._groups["pids"]) if path],
             "nodelet": self._nodelet.pid, "nodelet_start": probe.start_time(self._nodelet.pid),
+            "client": os.getpid(), "client_start": probe.start_time(os.getpid()),
         }  # fmt: skip
         (self.images.root / "run" / f"{id}.json").write_text(json.dumps(record))
 
@@ -260,10 +289,11 @@ class NamespaceProvider:
     async def attach(self, id: str) -> NamespaceSandbox:
         """The handle of a living sandbox: ours, or that of another process which shares the image store.
 
-        The latter is a guest's: its `close` only detaches. Raises SandboxLost if there is none.
+        Closing the latter only detaches while its creator lives; one that lives on its lease is ended by it.
+        Raises SandboxLost if there is none.
         """
         sandbox = self._live.get(id)
-        if sandbox is not None and sandbox.alive:
+        if sandbox is not None and sandbox.connected:
             return sandbox
         record = next((each for each in self._records(None) if each["id"] == id), None)
         if sandbox is not None or record is None:
@@ -275,11 +305,23 @@ class NamespaceProvider:
         if reply is None or "error" in reply:
             ours.close()
             raise SandboxLost(f"no living sandbox {id}: its process is gone")
-        handle = reply["handle"]
-        spec = SandboxSpec(**handle["spec"])
-        channel = Channel(ours)
-        single = self._single_id()
-        return NamespaceSandbox(self, id, spec, handle["environment"], channel, single_id=single, guest=True)
+        log = SandboxLog(self.images.root, id)
+        return NamespaceSandbox(
+            self, id, log.spec, reply["handle"]["environment"], Channel(ours), log,
+            single_id=self._single_id(), ours=_is_orphan(record),
+        )  # fmt: skip
+
+    async def end(self, id: str, channel: Channel) -> None:
+        """End a sandbox of ours, or one that we inherited."""
+        if id in self._live:
+            await self.kill(id)
+            return
+        record = self.images.root / "run" / f"{id}.json"
+        with contextlib.suppress(OSError, TimeoutError):
+            await channel.send({"op": "end"})
+            async with asyncio.timeout(START_SECONDS):
+                while record.exists():
+                    await asyncio.sleep(0.005)
 
     def _single_id(self) -> bool:
         return bool(self._facts["user_namespace"]) and self._facts["id_map"] is None
@@ -287,7 +329,7 @@ class NamespaceProvider:
     async def list(self, owner: str) -> list[SandboxInfo]:
         """Living sandboxes of `owner`, of every process that shares the image store."""
         return [
-            SandboxInfo(record["id"], owner, record["image"], record["created"])
+            SandboxInfo(record["id"], owner, record["image"], record["created"], _is_orphan(record))
             for record in self._records(owner)
             if probe.is_running(record["nodelet"], record["nodelet_start"])
         ]
@@ -327,7 +369,17 @@ class NamespaceProvider:
         await self.close()
 
 
+def _is_orphan(record: dict[str, Any]) -> bool:
+    return not probe.is_running(record["client"], record["client_start"])
+
+
 def _check(spec: SandboxSpec) -> None:
+    if spec.policy not in (NetworkPolicy("none"), NetworkPolicy("host")):
+        raise PolicyUnsupported("the namespace backend offers the networks none and host; docker has more")
+    if spec.runtime:
+        raise PolicyUnsupported(f"the namespace backend has no runtime {spec.runtime!r}; leave it empty")
+    if spec.lease_s is not None and not 0 < spec.lease_s < float("inf"):
+        raise PolicyUnsupported(f"lease_s must be a positive number of seconds, not {spec.lease_s}")
     for name in ("memory_mb", "pids", "disk_mb"):
         if getattr(spec, name) < 1:
             raise PolicyUnsupported(f"{name} must be at least 1, not {getattr(spec, name)}")

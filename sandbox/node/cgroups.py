@@ -51,6 +51,14 @@ class Group:
                     break
         return found
 
+    def killed_for_memory(self) -> bool:
+        """Whether the memory limit ever killed something here."""
+        counters = self.watch()
+        killed = "oom" in counters and count(*counters["oom"]) > 0
+        for fd, _ in counters.values():
+            os.close(fd)
+        return killed
+
     def remove(self) -> None:
         """Remove the folders; what was in them is already dead, but its exit may lag a little."""
         for folder in self.folders:
@@ -99,6 +107,18 @@ class Groups:
 
     def describe(self) -> dict[str, Any]:
         return {"version": self.version, "memory": self.memory, "pids": self.pids, "reasons": self.reasons}
+
+    def memory_ceiling(self) -> int | None:
+        """The memory limit in bytes of the nearest group around all sandboxes that has one."""
+        folder, lowest = self.memory, None
+        while folder and os.path.exists(f"{folder}/cgroup.procs"):
+            for name in ("memory.max", "memory.limit_in_bytes"):
+                with contextlib.suppress(OSError):
+                    text = _read(f"{folder}/{name}")
+                    if text.isdigit():
+                        lowest = min(lowest or int(text), int(text))
+            folder = folder.rpartition("/")[0]
+        return lowest
 
     def make(self, name: str, memory_bytes: int, pids: int) -> Group:
         """Folders for one sandbox with verified limits."""
