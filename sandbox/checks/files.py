@@ -149,5 +149,6 @@ CHECKS = [
         upload_cannot_leave, upload_through_a_planted_link, download_of_odd_files,
     )
 ] + [
-    Check(function, needs=("snapshot",)) for function in (snapshot_is_a_new_image, snapshots_are_deterministic)
+    Check(snapshot_is_a_new_image, needs=("snapshot",)),
+    Check(snapshots_are_deterministic, needs=("snapshot",)),
 ]  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
+from typing import Any
 
 from sandbox.base import KeyReused, Outcome, Process, Size
 from sandbox.check import Bench, Check
@@ -48,15 +49,13 @@ async def a_key_names_one_command(bench: Bench) -> None:
     """Another command, folder, user or input under a used key is an error, and nothing runs."""
     async with bench.box() as box:
         await box.exec(["cat"], key="k", stdin=b"in")
-        attempts = (
-            box.exec("touch ran", key="k"),
-            box.exec(["cat"], key="k", stdin=b"other"),
-            box.exec(["cat"], key="k", stdin=b"in", cwd="/tmp"),
-            box.exec(["cat"], key="k", stdin=b"in", env={"A": "1"}),
-        )
-        for number, attempt in enumerate(attempts):
+        usual: dict[str, Any] = {"argv": ["cat"], "stdin": b"in", "key": "k"}
+        others: list[dict[str, Any]] = [
+            {"argv": "touch ran"}, {"stdin": b"other"}, {"cwd": "/tmp"}, {"env": {"A": "1"}}, {"user": "root"},
+        ]  # fmt: skip
+        for number, other in enumerate(others):
             try:
-                await attempt
+                await box.exec(**{**usual, **other})
             except KeyReused:
                 continue
             raise AssertionError(f"attempt {number} was accepted")

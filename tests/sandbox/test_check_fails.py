@@ -61,6 +61,18 @@ def result_as(change: Callable[[ExecResult], ExecResult]) -> Any:
     return run
 
 
+def silent_timeout(result: ExecResult) -> ExecResult:
+    return result if result.outcome is not Outcome.TIMEOUT else dataclasses.replace(result, stdout=b"")
+
+
+def exited(result: ExecResult) -> ExecResult:
+    return dataclasses.replace(result, outcome=Outcome.EXITED, exit_code=result.exit_code or 0)
+
+
+async def open_hearted(box: NamespaceSandbox, argv: Any, **keywords: Any) -> ExecResult:
+    return await box.exec(argv, **{**keywords, "env": {**os.environ, **(keywords.get("env") or {})}})
+
+
 def options_as(**options: Any) -> Any:
     async def run(box: NamespaceSandbox, argv: Any, **keywords: Any) -> ExecResult:
         return await box.exec(argv, **{**keywords, **options})
@@ -191,7 +203,7 @@ DEFECTS: dict[str, tuple[dict[str, Any], str]] = {
     "a failure raises": ({"exec": raising}, "exit_code_is_data pauses_are_not_the_end"),
     "the host kills only its own end": ({"exec": host_side_timeout}, "timeout_kills_the_tree"),
     "output before a timeout is lost": (
-        {"exec": result_as(lambda r: r if r.outcome is not Outcome.TIMEOUT else dataclasses.replace(r, stdout=b""))},
+        {"exec": result_as(silent_timeout)},
         "timeout_kills_the_tree partial_output_of_megabytes",
     ),
     "cancelling does not kill": ({"exec": uncancellable}, "cancelling_kills"),
@@ -199,14 +211,14 @@ DEFECTS: dict[str, tuple[dict[str, Any], str]] = {
         {"exec": on_a_terminal}, "no_terminal_unless_asked output_is_not_translated exit_code_is_data"
     ),
     "no command ends for what it is": (
-        {"exec": result_as(lambda r: dataclasses.replace(r, outcome=Outcome.EXITED, exit_code=r.exit_code or 0))},
+        {"exec": result_as(exited)},
         "signal_is_typed memory_is_limited disk_is_limited processes_are_limited",
     ),
     "keys are ignored": ({"exec": forgetful}, "a_key_runs_once at_once_a_key_runs_once"),
     "keys are trusted": ({"exec": trusting()}, "a_key_names_one_command"),
     "descriptors leak": ({"exec": leaking}, "descriptors_do_not_leak"),
     "the host's environment comes along": (
-        {"exec": lambda box, argv, **k: box.exec(argv, **{**k, "env": {**os.environ, **(k.get("env") or {})}})},
+        {"exec": open_hearted},
         "host_environment_is_invisible",
     ),
     "everybody is root": ({"exec": options_as(user="root")}, "users_have_their_ids no_capabilities"),
@@ -220,7 +232,9 @@ DEFECTS: dict[str, tuple[dict[str, Any], str]] = {
     "snapshots are empty": ({"snapshot": same_snapshot}, "snapshot_is_a_new_image"),
     "forks are one": ({"fork": not_a_fork}, "a_fork_is_its_own"),
     "policies are ignored": ({"set_network": accepting}, "set_network_does_or_refuses"),
-    "the network is open": ({"spec": spec_as(network="host")}, "no_network sandboxes_do_not_reach_each_other"),
+    "the network is open": (
+        {"spec": spec_as(network="host")}, "no_network sandboxes_do_not_reach_each_other"
+    ),
     "limits are ignored": (
         {"spec": spec_as(memory_mb=1500, pids=1000, disk_mb=1000)},
         "memory_is_limited memory_is_not_swapped processes_are_limited disk_is_limited"
@@ -231,7 +245,9 @@ DEFECTS: dict[str, tuple[dict[str, Any], str]] = {
         "no_mounts_or_namespaces kernel_settings_are_out_of_reach dangerous_calls_are_refused",
     ),
     "owners are substrings": ({"provider_list": substring_list}, "owners_are_compared_exactly"),
-    "reap takes everything": ({"provider_reap": greedy_reap}, "reap_spares_the_living owners_are_compared_exactly"),
+    "reap takes everything": (
+        {"provider_reap": greedy_reap}, "reap_spares_the_living owners_are_compared_exactly"
+    ),
     "close forgets": ({"close": never_closing}, "close_is_idempotent"),
 }  # fmt: skip
 
