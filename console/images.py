@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -40,6 +42,60 @@ def list_(*, all: Annotated[bool, Parameter(negative="")] = False, session: InSe
         print_table(("name", "digest", "base", "layers", "size"), rows, empty="No image has a name yet.")
 
     session.emit([image.model_dump() for image in found], show)
+
+
+@app.command
+def build(
+    recipe: Path,
+    *,
+    name: str | None = None,
+    fresh: Annotated[bool, Parameter(negative="")] = False,
+    lock: Path | None = None,
+    backend: str = "namespace",
+    session: InSession,
+) -> None:
+    """Make the image of a recipe; steps that were done before are not done again.
+
+    Parameters
+    ----------
+    recipe
+        A TOML file: base, system, python, node, workspace, env.
+    name
+        Name of the image (the file's).
+    fresh
+        Repeat every step.
+    lock
+        Write the recipe here with the versions that its packages stand for today.
+    backend
+        Where the steps run.
+    """
+    from sandbox.base import provider
+    from sandbox.builder import Built, build
+    from sandbox.recipe import Recipe
+
+    store = _store(session)
+    wanted = Recipe.load(recipe)
+
+    async def run() -> Built:
+        sandboxes = provider(backend, store=store.root)
+        try:
+            return await build(
+                wanted, store, sandboxes, fresh=fresh, say=lambda what: print(what, file=session.log)
+            )
+        finally:
+            await sandboxes.close()
+
+    made = asyncio.run(run())
+    called = name or recipe.stem
+    store.tag(called, made.digest)
+    if lock is not None:
+        lock.write_text(wanted.locked(made.lock), encoding="utf-8")
+
+    def show() -> None:
+        print(f"{made.digest} {called}")
+        print(f"{len(made.layers)} layers; {made.cached} of {made.steps} steps were there already.")
+
+    session.emit({"name": called, **asdict(made)}, show)
 
 
 @app.command

@@ -193,7 +193,8 @@ CHECKS = [
     for function in (
         host_environment_is_invisible, host_files_are_invisible, host_processes_are_invisible, loopback_works,
         init_cannot_be_inspected, no_capabilities, no_mounts_or_namespaces, system_is_read_only,
-        kernel_settings_are_out_of_reach, dangerous_calls_are_refused, neighbours_are_invisible,
-        root_network_only_when_asked,
+        kernel_settings_are_out_of_reach, neighbours_are_invisible, root_network_only_when_asked,
     )
-] + [Check(no_network, needs=("network_none",))]  # fmt: skip
+] + [
+    Check(no_network, needs=("network_none",)), Check(dangerous_calls_are_refused, needs=("seccomp",)),
+]  # fmt: skip
