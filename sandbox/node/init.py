@@ -152,6 +152,7 @@ class Init:
 
     def _fork(self, message: dict[str, Any], status: socket.socket, fds: list[int]) -> None:
         """Fork a monitor for one request."""
+        self._settle()
         name: str | None = message.get("name")
         ours, theirs = socket.socketpair() if message.get("held") else (None, None)
         try:
@@ -177,6 +178,17 @@ class Init:
         if pid > 0:
             self.monitors.add(pid)
 
+    def _settle(self) -> None:
+        """Finish with monitors that are ending: what dies with a killed one must not be a newer command.
+
+        A client hears of a monitor's end before init does, since sockets close before SIGCHLD comes.
+        """
+        for pid in list(self.monitors):
+            if _is_exiting(pid):
+                with contextlib.suppress(ChildProcessError):
+                    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+                self._reap()
+
     def _forget_clients(self) -> None:
         for sock in self.clients.values():
             sock.close()
@@ -196,6 +208,18 @@ class Init:
         else:
             return held.run(self.spec, message, status, fds, door)
         return 0
+
+
+def _is_exiting(pid: int) -> bool:
+    """Whether a child has begun to exit (PF_EXITING in proc(5), field 9)."""
+    try:
+        fd = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        return bool(int(os.read(fd, 4096).rpartition(b")")[2].split()[6]) & 4)
+    finally:
+        os.close(fd)
 
 
 def loopback_up() -> None:

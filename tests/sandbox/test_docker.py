@@ -91,7 +91,8 @@ def killed_client(store: Path, engine: PrivateEngine, lease: float) -> str:
 
 @pytest.mark.parametrize("name", [each.title() for each in check.checks()])
 async def test_conformance(provider: DockerProvider, name: str) -> None:
-    (result,) = await check.run(provider, provider.images.host_base(), [name])
+    settings = {"url": provider.engine.url}
+    (result,) = await check.run(provider, provider.images.host_base(), [name], settings=settings)
     assert result.status != "failed", result.detail
 
 
