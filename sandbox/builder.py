@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from sandbox import hostbase
-from sandbox.base import Sandbox, SandboxProvider, SandboxSpec
+from sandbox.base import NetworkPolicy, Sandbox, SandboxProvider, SandboxSpec
 from sandbox.images import ImageStore
 from sandbox.oci import archives, canonical, documents
 from sandbox.oci.blobs import write_file
@@ -182,7 +182,8 @@ class _Builder:
         compiled: str,
     ) -> str:
         script, ask = install(packages)
-        key = [kind, image, script, ask]
+        day = self.recipe.index_before if kind == "python" else None
+        key = [kind, image, script, ask, str(day or "")]
         known = self._recall(key)
         if known is None:
             self.say(f"{kind}: {' '.join(packages)}")
@@ -196,6 +197,9 @@ class _Builder:
             image=image, owner="images", workdir="/", network="host",
             memory_mb=self.disk_mb + 1024, disk_mb=self.disk_mb, pids=1024,
         )  # fmt: skip
+        if kind == "python" and self.recipe.index_before is not None:
+            policy = NetworkPolicy("allow", index_before=self.recipe.index_before)
+            spec = dataclasses.replace(spec, network=policy)
         async with await self.provider.create(spec) as box:
             await _must(box, kind, script)
             if compiled:

@@ -4,6 +4,7 @@ base = "debian:bookworm"            # or "host", a name or digest in the store, 
 system = ["python3-venv", "git"]    # Debian packages
 python = ["pytest", "numpy<3"]      # into the virtual environment /opt/env
 node = ["prettier@3"]               # into /opt/node
+index_before = 2024-05-01           # Python packages as of then
 workspace = "checkout"              # a folder, beside this file; becomes /workspace
 """
 
@@ -13,6 +14,7 @@ import json
 import re
 import tomllib
 from collections.abc import Mapping
+from datetime import date
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -54,6 +56,8 @@ class Recipe(BaseModel):
     """Requirements, installed from wheels into /opt/env."""
     node: tuple[Package, ...] = ()
     """npm packages, installed without their scripts into /opt/node."""
+    index_before: date | None = None
+    """Python packages as if this day had not come yet (`sandbox.network.index`)."""
     workspace: Path | None = None
     """A folder that becomes /workspace, the agent's."""
     env: Mapping[str, str] = {}
@@ -85,6 +89,9 @@ class Recipe(BaseModel):
         env: dict[str, str] = fields.pop("env", {})
         if self.workspace is not None:
             fields["workspace"] = str(self.workspace.absolute())
+        fields.pop("index_before", None)
         lines = [f"{name} = {json.dumps(value)}" for name, value in fields.items()]
+        if self.index_before is not None:
+            lines.append(f"index_before = {self.index_before}")
         lines += [f"env.{json.dumps(name)} = {json.dumps(value)}" for name, value in env.items()]
         return "\n".join(lines) + "\n"

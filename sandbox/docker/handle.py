@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sandbox.base import SandboxSpec
+from sandbox.base import NetworkPolicy, SandboxSpec
 from sandbox.docker.places import Place
 from sandbox.log import SandboxLog
 from sandbox.namespace.channel import Channel
@@ -30,8 +30,11 @@ class DockerSandbox(NamespaceSandbox):
         place: Place,
         *,
         ours: bool = True,
+        policy: NetworkPolicy | None = None,
     ) -> None:
-        super().__init__(provider, id, spec, environment, channel, log, single_id=False, ours=ours)
+        super().__init__(
+            provider, id, spec, environment, channel, log, single_id=False, ours=ours, policy=policy
+        )
         self.place = place
 
     async def close(self) -> None:

@@ -14,7 +14,7 @@ import re
 import secrets
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -37,6 +37,7 @@ from sandbox.docker.places import Place, readable
 from sandbox.docker.requests import LABEL
 from sandbox.images import ImageStore, default_store
 from sandbox.log import SandboxLog
+from sandbox.namespace import gate
 from sandbox.namespace.channel import Channel
 from sandbox.node.contained import PLACE
 from sandbox.node.ledger import Ledger, Refused
@@ -50,6 +51,7 @@ class DockerProvider(SandboxProvider):
 
     `url`: the engine's unix socket (default: $DOCKER_HOST). `admission`: what this node may be promised; what
     lives on its lease after its client was killed counts only in the memory that is available.
+    `trusted_networks`, `index_url`: as of the namespace backend.
     """
 
     name = "docker"
@@ -60,10 +62,13 @@ class DockerProvider(SandboxProvider):
         *,
         url: str | None = None,
         admission: Admission | None = None,
+        trusted_networks: Sequence[str] = (),
+        index_url: str | None = None,
     ) -> None:
         self.admission = admission or Admission()
         self._ledger: Ledger | None = None
         self.images = store if isinstance(store, ImageStore) else ImageStore(store or default_store())
+        self.ways = gate.Ways(self.images.root / "index", trusted_networks, index_url)
         self.engine = Engine(url)
         self._loader = Loader(self.images, self.engine)
         self._capabilities: Capabilities | None = None
@@ -115,6 +120,7 @@ class DockerProvider(SandboxProvider):
             listener.close()
         sandbox = DockerSandbox(self, id, spec, request["handle"]["environment"], channel, log, place)
         self._live[id] = sandbox
+        await sandbox.open_gate()
         return sandbox
 
     def _admit(self, id: str, spec: SandboxSpec) -> None:
@@ -235,9 +241,13 @@ class DockerProvider(SandboxProvider):
         log = SandboxLog(self.images.root, id)
         ours = place.lock()
         environment = reply["handle"]["environment"]
-        sandbox = DockerSandbox(self, id, log.spec, environment, channel, log, place, ours=ours)
+        policy = gate.last_policy(log.entries(), log.spec.policy)
+        sandbox = DockerSandbox(
+            self, id, log.spec, environment, channel, log, place, ours=ours, policy=policy
+        )
         if ours:
             self._live[id] = sandbox
+        await sandbox.open_gate()
         return sandbox
 
     async def list(self, owner: str) -> list[SandboxInfo]:

@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from sandbox import hostbase
-from sandbox.base import Capabilities, NetworkPolicy, PolicyUnsupported, SandboxSpec
+from sandbox.base import Capabilities, PolicyUnsupported, SandboxSpec
 from sandbox.docker import runtime
 from sandbox.images import ImageManifest
-from sandbox.namespace import buildnet
+from sandbox.namespace import buildnet, gate
 from sandbox.node.contained import PLACE
 
 LABEL = "posttrain"
@@ -25,8 +25,7 @@ _NESTED_RIGHTS = (*_RIGHTS, "NET_ADMIN", "SETFCAP")
 
 def check(spec: SandboxSpec, capabilities: Capabilities) -> None:
     """PolicyUnsupported for what cannot be enforced."""
-    if spec.policy not in (NetworkPolicy("none"), NetworkPolicy("host")):
-        raise PolicyUnsupported("the docker backend offers the networks none and host")
+    gate.check(spec.policy)
     if spec.nested and not capabilities.nested:
         raise PolicyUnsupported(
             "nested sandboxes need an engine with userns-remap: root inside would be root of this host"
@@ -55,7 +54,7 @@ def for_init(spec: SandboxSpec, manifest: ImageManifest) -> tuple[dict[str, Any]
         "run_binds": [(runtime.inside(source), name) for source, name in run_binds],
         "etc_binds": [(runtime.inside(source), target) for source, target in etc_binds],
         "workdir": spec.workdir,
-        "network": spec.policy.mode,
+        "network": "host" if spec.policy.mode == "host" else "none",
         "nested": spec.nested,
         "single_id": False,
         "disk_bytes": spec.disk_mb << 20,
@@ -72,7 +71,7 @@ def for_engine(
 ) -> dict[str, Any]:
     """Arguments of the SDK's `create_container`, but for the image."""
     memory = spec.memory_mb << 20
-    quiet = spec.policy.mode == "none"
+    quiet = spec.policy.mode != "host"
     security = ["no-new-privileges"]
     if apparmor:
         security.append("apparmor=unconfined")
@@ -132,7 +131,7 @@ def verify(spec: SandboxSpec, facts: Mapping[str, Any], *, remapped: bool) -> No
         if not value.isdigit() or int(value) > wanted:
             raise PolicyUnsupported(f"the engine did not limit {name}: asked {wanted}, in force {value}")
     wanted_own = ["pid", "mnt"]
-    if spec.policy.mode == "none":
+    if spec.policy.mode != "host":
         wanted_own += ["net", *(["user"] if remapped else [])]
     for kind in wanted_own:
         if facts["namespaces"][kind] == os.readlink(f"/proc/self/ns/{kind}"):
@@ -171,5 +170,6 @@ def capabilities(info: Mapping[str, Any]) -> Capabilities:
         log=True,
         lease=True,
         nested=remapped,
-        networks=("none", "host"),
+        networks=("none", "allow", "host"),
+        set_network=True,
     )

@@ -28,7 +28,9 @@ from sandbox.log import SandboxLog
 from sandbox.namespace import keyed
 from sandbox.namespace.channel import Channel, Collector, close_all, feed
 from sandbox.namespace.files import Files
+from sandbox.namespace.gate import Gate, Ways
 from sandbox.namespace.process import HeldProcess, NamespaceProcess
+from sandbox.network.proxy import Attempt
 
 DEFAULT_PATH = (
     f"/opt/env/bin:{python_prefix()}/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -45,6 +47,8 @@ def base_environment(user: str) -> dict[str, str]:
 
 class Keeper(Protocol):
     """What a handle needs of the provider that made it."""
+
+    ways: Ways
 
     def capabilities(self) -> Capabilities: ...
 
@@ -79,6 +83,7 @@ class NamespaceSandbox:
         *,
         single_id: bool,
         ours: bool = True,
+        policy: NetworkPolicy | None = None,
     ) -> None:
         self.id = id
         self.spec = spec
@@ -94,6 +99,7 @@ class NamespaceSandbox:
         self._background: set[Collector] = set()
         self._processes: set[NamespaceProcess] = set()
         self._files = Files(self.send, self.lost)
+        self._gate = Gate(self.send, provider.ways, policy or spec.policy)
 
     # ---- commands
 
@@ -212,7 +218,8 @@ class NamespaceSandbox:
         if user not in ("agent", "root"):
             raise ValueError(f"user {user!r} does not exist in sandboxes; choose agent or root")
         words = ["/bin/sh", "-c", argv] if isinstance(argv, str) else [str(word) for word in argv]
-        environment = {**base_environment(user), **self._environment, **(env or {})}
+        gate = self._gate.environment
+        environment = {**base_environment(user), **gate, **self._environment, **(env or {})}
         if not words or any("\0" in text for text in (*words, *environment, *environment.values())):
             raise ValueError("a command needs at least one word, and none may contain a NUL character")
         return {
@@ -308,7 +315,7 @@ class NamespaceSandbox:
 
     async def fork(self, n: int = 1) -> list[Self]:
         """See the contract: one snapshot, whose layer all of them share."""
-        spec = dataclasses.replace(self.spec, image=await self.snapshot())
+        spec = dataclasses.replace(self.spec, image=await self.snapshot(), network=self._gate.policy)
         tasks = [asyncio.create_task(self._provider.create(spec)) for _ in range(n)]
         made: list[Self | BaseException] = await asyncio.gather(*tasks, return_exceptions=True)
         failed = next((each for each in made if isinstance(each, BaseException)), None)
@@ -319,10 +326,27 @@ class NamespaceSandbox:
         return boxes
 
     async def set_network(self, policy: NetworkPolicy) -> None:
-        """A sandbox's network namespace is made with it: only the policy that it has is accepted."""
+        """See the contract. Only the client that owns the sandbox can: the proxy runs in it."""
         self._check_open()
-        if policy != self.spec.policy:
-            raise PolicyUnsupported("the namespace backend cannot change a living sandbox's network")
+        if not self._ours:
+            raise PolicyUnsupported("only the client that made a sandbox can change its network")
+        async with self._logged("set_network", {"policy": policy.encode()}, None) as token:
+            await self._gate.apply(policy)
+            self.log.done(token)
+
+    async def open_gate(self) -> None:
+        """Start the proxy that the policy asks for. A sandbox without it would be one without network."""
+        if self._ours:
+            try:
+                await self._gate.apply(self._gate.policy)
+            except BaseException:
+                await asyncio.shield(self.close())
+                raise
+
+    @property
+    def attempts(self) -> list[Attempt]:
+        """What the sandbox tried to reach through its proxy, oldest first, and why it was refused."""
+        return self._gate.attempts
 
     def _absolute(self, path: str) -> str:
         if "\0" in path:
@@ -376,6 +400,7 @@ class NamespaceSandbox:
         if self._closed:
             return
         self._closed = True
+        await self._gate.close()
         if self._ours:
             await self._provider.end(self.id, self._channel)
         self._channel.close()

@@ -56,13 +56,13 @@ class _Refused(Exception):
         self.status = status
 
 
-async def resolve(name: str, port: int) -> list[str]:
+async def addresses_of(name: str, port: int) -> list[str]:
     """The host's answer: every address of a name."""
     found = await asyncio.get_running_loop().getaddrinfo(name, port, type=socket.SOCK_STREAM)
     return list(dict.fromkeys(str(entry[4][0]) for entry in found))
 
 
-async def dial(address: str, port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+async def connect(address: str, port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     """Connect to an address."""
     return await asyncio.open_connection(address, port)
 
@@ -76,14 +76,14 @@ class Proxy:
         *,
         index: PackageIndex | None = None,
         trusted: Sequence[str] = (),
-        resolve: Resolve = resolve,
-        dial: Dial = dial,
+        resolve: Resolve | None = None,
+        dial: Dial | None = None,
     ) -> None:
         """`trusted`: private networks (CIDR) whose addresses allowed names may have, such as a company's
-        mirror. ValueError for a malformed policy or network."""
+        mirror. `resolve` and `dial` stand in for the host's. ValueError for a malformed policy or network."""
         self._trusted = tuple(ipaddress.ip_network(net) for net in trusted)
-        self._resolve = resolve
-        self._dial = dial
+        self._resolve = resolve or addresses_of
+        self._dial = dial or connect
         self._servers: list[asyncio.Server] = []
         self._ports: set[int] = set()
         self._tasks: dict[asyncio.Task[None], tuple[str, int] | None] = {}

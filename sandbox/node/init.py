@@ -17,7 +17,7 @@ import sys
 import time
 from typing import Any
 
-from sandbox.node import children, fileops, held, keyed, monitor, privileges, rootfs, sealed, wire
+from sandbox.node import children, fileops, held, keyed, listening, monitor, privileges, rootfs, sealed, wire
 from sandbox.node import syscalls as sc
 from sandbox.node.course import UNUSED
 
@@ -199,7 +199,9 @@ class Init:
         self, message: dict[str, Any], status: socket.socket, fds: list[int], door: socket.socket | None
     ) -> int:
         """What a forked monitor does; its exit code."""
-        if message["op"] != "exec":
+        if message["op"] == "listen":
+            listening.run(message, status)
+        elif message["op"] != "exec":
             fileops.run(self.spec, message, status, fds, self.upper)
         elif door is None:
             monitor.run(self.spec, message, status, fds)

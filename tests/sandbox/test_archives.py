@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from sandbox.base import SandboxSpec
+from sandbox.base import SandboxSpec, SandboxUnavailable
 from sandbox.images import ImageStore
 from sandbox.namespace import NamespaceProvider
 from sandbox.oci import archives, documents
@@ -110,6 +110,15 @@ async def test_unpacked_layers_mount_as_the_image_says(provider: NamespaceProvid
     async with await provider.create(SandboxSpec(image=stacked, workdir="/workspace")) as box:
         seen = await box.exec("ls /dir; ls /etc/gone 2>/dev/null; stat -c %u:%g /tools/tool; /tools/link")
         assert seen.stdout == b"shown\n1234:99\ntool\n"
+
+
+@pytest.mark.parametrize("place", ["dev", "proc", "run", "tmp"])
+async def test_an_image_cannot_lead_mounts_elsewhere(provider: NamespaceProvider, place: str) -> None:
+    store = provider.images
+    link = (place, "", {"type": tarfile.SYMTYPE, "linkname": "/etc"})
+    image = store.stack(store.host_base(), store.import_layer(tar_of(link)))
+    with pytest.raises(SandboxUnavailable, match=f"the image's /{place} leads through a symbolic link"):
+        await provider.create(SandboxSpec(image=image))
 
 
 SPARSE = {"pax_headers": {"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.name": "s",

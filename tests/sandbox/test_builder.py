@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import subprocess
+from datetime import date
 from pathlib import Path
 
 import pytest
@@ -73,11 +74,13 @@ async def test_recipes_that_cannot_be_made(
 
 
 def test_a_locked_recipe_is_the_recipe_with_versions(tmp_path: Path) -> None:
-    first = recipe(tmp_path, "python = ['pytest']\nworkspace = '.'\nenv.A = 'b\"c'")
+    first = recipe(
+        tmp_path, "index_before = 2024-05-01\npython = ['pytest']\nworkspace = '.'\nenv.A = 'b\"c'"
+    )
     text = first.locked({"python": ("pytest==8.2.0", "pluggy==1.5.0")})
     second = recipe(tmp_path / "other", text)
     assert second.python == ("pytest==8.2.0", "pluggy==1.5.0")
-    assert second.env == first.env
+    assert (second.env, second.index_before) == (first.env, date(2024, 5, 1))
     assert second.workspace is not None
     assert second.workspace.samefile(tmp_path)
 
@@ -144,10 +147,13 @@ async def test_python_and_node_on_the_host_s_base_twice_the_same(tmp_path: Path)
     digests: set[str] = set()
     for number in range(2):
         async with NamespaceProvider(tmp_path / f"store{number}") as provider:
-            wanted = Recipe(python=("more-itertools",), node=("is-number@7.0.0",))
+            wanted = Recipe(
+                python=("more-itertools",), node=("is-number@7.0.0",), index_before=date(2024, 5, 1)
+            )
             made = await build(wanted, provider.images, provider)
             digests.add(made.digest)
             assert made.lock["node"] == ("is-number@7.0.0",)
+            assert "more-itertools==10.2.0" in made.lock["python"]
             async with await provider.create(SandboxSpec(image=made.digest)) as box:
                 script = "python -c 'import more_itertools' && node -e \"require('is-number')\""
                 result = await box.exec(script)

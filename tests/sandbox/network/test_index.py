@@ -102,7 +102,7 @@ async def test_old_installers_get_html(index: PackageIndex) -> None:
 
 
 async def test_files_of_the_listing_are_fetched_once_and_checked(
-    index: PackageIndex, upstream: Upstream
+    index: PackageIndex, upstream: Upstream, tmp_path: Path
 ) -> None:
     for _ in range(2):
         reply = await index.get("/files/tool/tool-1.0-py3-none-any.whl")
