@@ -7,6 +7,7 @@ import io
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tarfile
@@ -20,6 +21,7 @@ from sandbox import check
 from sandbox.admission import Admission
 from sandbox.base import (
     AdmissionRefused,
+    NetworkPolicy,
     Outcome,
     PolicyUnsupported,
     SandboxLost,
@@ -29,6 +31,8 @@ from sandbox.base import (
 from sandbox.docker import DockerProvider
 from sandbox.docker.images import reference
 from sandbox.docker.private import PrivateEngine
+from sandbox.network import proxy
+from tests.sandbox.network.test_proxy import World
 
 pytestmark = pytest.mark.services
 CLIENT = """
@@ -265,6 +269,31 @@ async def test_a_full_node_refuses(store: Path, engine: PrivateEngine) -> None:
             assert refused.value.limit == "sandboxes"
         async with await provider.create(small(provider)):
             pass
+
+
+async def test_an_allow_list_holds(provider: DockerProvider, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = (
+        "import sys, urllib.request\n"
+        "for url in sys.argv[1:]:\n"
+        "  try: print(urllib.request.urlopen(url, timeout=10).status)\n"
+        "  except OSError as error: print(getattr(error, 'code', 'lost'))\n"
+    )
+    urls = ["http://good.example/", "http://other.example/", "http://169.254.169.254/"]
+    async with World() as world:
+        monkeypatch.setattr(proxy, "addresses_of", world.resolve)
+        monkeypatch.setattr(proxy, "connect", world.dial)
+        spec = small(provider, network=NetworkPolicy("allow", ("good.example:80",)))
+        async with await provider.create(spec) as box:
+            assert (await box.exec(["python3", "-c", script, *urls])).stdout == b"200\n403\n403\n"
+            await box.set_network(NetworkPolicy("none"))
+            assert b"200" not in (await box.exec(["python3", "-c", script, *urls])).stdout
+
+
+async def test_the_hosts_network_is_for_builds(provider: DockerProvider) -> None:
+    names = ["python3", "-c", "import socket; print(sorted(name for _, name in socket.if_nameindex()))"]
+    async with await provider.create(small(provider, network="host")) as box:
+        here = sorted(name for _, name in socket.if_nameindex())
+        assert (await box.exec(names)).stdout.decode().strip() == str(here)
 
 
 async def test_what_cannot_be_enforced_is_refused(provider: DockerProvider) -> None:
