@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import io
 import json
 import os
+import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -17,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from sandbox import check
+from sandbox import check, escapes
 from sandbox.admission import Admission
 from sandbox.base import (
     AdmissionRefused,
@@ -32,6 +35,7 @@ from sandbox.docker import DockerProvider
 from sandbox.docker.images import reference
 from sandbox.docker.private import PrivateEngine
 from sandbox.network import proxy
+from sandbox.node.contained import PLACE
 from tests.sandbox.network.test_proxy import World
 
 pytestmark = pytest.mark.services
@@ -98,6 +102,12 @@ async def test_conformance(provider: DockerProvider, name: str) -> None:
     settings = {"url": provider.engine.url}
     (result,) = await check.run(provider, provider.images.host_base(), [name], settings=settings)
     assert result.status != "failed", result.detail
+
+
+@pytest.mark.parametrize("name", [attempt.name for attempt in escapes.attempts()])
+async def test_nothing_escapes(provider: DockerProvider, name: str) -> None:
+    results = await escapes.run(provider, provider.images.host_base(), [name])
+    assert [result for result in results if result.status != "contained"] == []
 
 
 async def test_nothing_is_left(provider: DockerProvider, store: Path) -> None:
@@ -230,6 +240,49 @@ async def test_a_cancelled_creation_leaves_nothing(provider: DockerProvider, sto
             await task
         assert containers(provider, "cancelled") == []
     assert not any((store / "docker").iterdir())
+
+
+def system(folder: Path) -> Path:
+    """A system of three programs and what they need; no Python."""
+    programs = [shutil.which(name) or "" for name in ("sh", "cat", "ls")]
+    listing = subprocess.run(["ldd", *programs], capture_output=True, text=True, check=True).stdout
+    for file in (*programs, *re.findall(r"(/\S+\.so\S*) \(", listing)):
+        target = folder / ("bin/" + Path(file).name if file in programs else file[1:])
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(os.path.realpath(file), target)
+    return folder
+
+
+async def test_an_image_needs_no_python(provider: DockerProvider, tmp_path: Path) -> None:
+    image = provider.images.add_layer(None, system(tmp_path), owner="root")
+    async with await provider.create(small(provider, image=image, disk_mb=64)) as box:
+        assert (await box.exec("ls /usr/bin")).exit_code != 0, "the host's programs are visible"
+        await box.exec("echo changed > file")
+        kept = await box.snapshot()
+    async with await provider.create(small(provider, image=kept)) as box:
+        assert (await box.exec("cat file; ls -a /")).stdout.startswith(b"changed\n")
+
+
+async def test_an_image_cannot_bend_the_start(provider: DockerProvider, tmp_path: Path) -> None:
+    """What it has where our own files are shown, and any Python of its own, is not run as PID 1."""
+    root = system(tmp_path)
+    for place in (f"{PLACE[1:]}/code/sandbox/node", f"{PLACE[1:]}/host/usr/bin", "usr/lib/python3/json"):
+        (root / place).mkdir(parents=True)
+        for name in ("contained.py", "python3", "__init__.py"):
+            (root / place / name).write_text("#!/bin/sh\necho bent > /bent\n")
+            (root / place / name).chmod(0o755)
+    image = provider.images.add_layer(
+        None, root, owner="root", env={"LD_PRELOAD": "/bent", "PYTHONPATH": "/"}
+    )
+    async with await provider.create(small(provider, image=image, disk_mb=64)) as box:
+        assert (await box.exec("cat /bent; echo on", env={"LD_PRELOAD": ""})).stdout == b"on\n"
+    link = tmp_path / "link"
+    link.mkdir()
+    (link / PLACE[1:]).symlink_to("workspace")
+    image = provider.images.add_layer(provider.images.host_base(), link, owner="root")
+    with contextlib.suppress(SandboxUnavailable):
+        async with await provider.create(small(provider, image=image)) as box:
+            assert (await box.exec("ls /workspace/host/usr")).stdout == b""
 
 
 @pytest.mark.parametrize("mode", ["w:gz", "w:bz2", "w:xz"])
