@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -21,7 +22,6 @@ from sandbox.admission import Admission
 from sandbox.base import (
     AdmissionRefused,
     Capabilities,
-    NetworkPolicy,
     PolicyUnsupported,
     Repercussion,
     SandboxInfo,
@@ -32,7 +32,7 @@ from sandbox.base import (
 )
 from sandbox.images import ImageManifest, ImageStore, default_store
 from sandbox.log import SandboxLog
-from sandbox.namespace import buildnet, guests, probe
+from sandbox.namespace import buildnet, gate, guests, probe
 from sandbox.namespace.channel import Channel
 from sandbox.namespace.handle import NamespaceSandbox
 from sandbox.node import wire
@@ -51,8 +51,19 @@ class NamespaceProvider(SandboxProvider):
 
     name = "namespace"
 
-    def __init__(self, store: Path | ImageStore | None = None, *, admission: Admission | None = None) -> None:
+    def __init__(
+        self,
+        store: Path | ImageStore | None = None,
+        *,
+        admission: Admission | None = None,
+        trusted_networks: Sequence[str] = (),
+        index_url: str | None = None,
+    ) -> None:
+        """`trusted_networks`: private networks (CIDR) where names of an allow-list may lie, such as that of a
+        company's mirror. `index_url`: the package index that policies cut at a day (PIP_INDEX_URL, pypi.org).
+        """
         self.images = store if isinstance(store, ImageStore) else ImageStore(store or default_store())
+        self.ways = gate.Ways(self.images.root / "index", trusted_networks, index_url)
         self.admission = admission or Admission()
         self._nodelet: subprocess.Popen[bytes] | None = None
         self._channel: Channel | None = None
@@ -175,6 +186,7 @@ class NamespaceProvider(SandboxProvider):
             raise SandboxUnavailable(probe.explain(reply))
         sandbox = NamespaceSandbox(self, id, spec, environment, inner, log, single_id=request["single_id"])
         self._live[id] = sandbox
+        await sandbox.open_gate()
         return sandbox
 
     def _request(
@@ -190,11 +202,11 @@ class NamespaceProvider(SandboxProvider):
             "layers_dir": str(self.images.root),
             "layers": [f"layers/{digest[7:]}" for digest in manifest.layers],
             "base": f"base/{manifest.base_digest[7:]}",
-            "binds": hostbase.binds(),
+            "binds": hostbase.binds() if manifest.base == "host" else [],
             "run_binds": run_binds,
             "etc_binds": etc_binds,
             "workdir": spec.workdir,
-            "network": spec.policy.mode,
+            "network": "host" if spec.policy.mode == "host" else "none",
             "nested": spec.nested,
             "lease_s": spec.lease_s,
             "admission": {
@@ -306,10 +318,13 @@ class NamespaceProvider(SandboxProvider):
             ours.close()
             raise SandboxLost(f"no living sandbox {id}: its process is gone")
         log = SandboxLog(self.images.root, id)
-        return NamespaceSandbox(
+        sandbox = NamespaceSandbox(
             self, id, log.spec, reply["handle"]["environment"], Channel(ours), log,
             single_id=self._single_id(), ours=_is_orphan(record),
+            policy=gate.last_policy(log.entries(), log.spec.policy),
         )  # fmt: skip
+        await sandbox.open_gate()
+        return sandbox
 
     async def end(self, id: str, channel: Channel) -> None:
         """End a sandbox of ours, or one that we inherited."""
@@ -374,8 +389,7 @@ def _is_orphan(record: dict[str, Any]) -> bool:
 
 
 def _check(spec: SandboxSpec) -> None:
-    if spec.policy not in (NetworkPolicy("none"), NetworkPolicy("host")):
-        raise PolicyUnsupported("the namespace backend offers the networks none and host; docker has more")
+    gate.check(spec.policy)
     if spec.runtime:
         raise PolicyUnsupported(f"the namespace backend has no runtime {spec.runtime!r}; leave it empty")
     if spec.lease_s is not None and not 0 < spec.lease_s < float("inf"):
