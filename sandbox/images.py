@@ -1,7 +1,8 @@
-"""The image store: an OCI layout that any tool can read, with every layer unpacked once beside it.
+"""The image store: an OCI layout that any tool can read, with every layer ready to be mounted beside it.
 
     store/oci-layout, index.json, blobs/sha256/HEX    the layout: names, manifests, configurations, layer tars
     store/layers/HEX      a layer unpacked, by the digest of its uncompressed tar (`diff_id`); read-only
+    store/erofs/HEX.index, HEX.tar    instead of that, what the kernel mounts as it is (`sandbox.oci.erofs`)
     store/base/HEX        skeleton under the layers (mount points, a synthetic /etc)
     store/leases, notes, steps, run, mnt              what holds images, says where they came from, uses them
 
@@ -16,16 +17,11 @@ that are the same; only images whose layers hold everything can be exported.
 
 from __future__ import annotations
 
-import ctypes
-import errno
 import fcntl
-import gzip
 import json
 import os
 import shutil
-import tempfile
-import zlib
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Literal
@@ -33,18 +29,16 @@ from typing import IO, Literal
 from pydantic import BaseModel, ConfigDict
 
 from sandbox import hostbase, trees
-from sandbox.base import SandboxUnavailable
-from sandbox.oci import documents, layers
-from sandbox.oci.blobs import BLOCK, TEMPORARY, write_file
+from sandbox.oci import documents, erofs, layers
+from sandbox.oci.blobs import BLOCK, write_file
+from sandbox.oci.disk import inflate, publish, room
 from sandbox.oci.documents import Config, Descriptor, ImageError
 from sandbox.oci.layout import Layout
 from sandbox.oci.names import locked
 
 LABEL_BASE = "posttrain.base"
 LABEL_BASE_DIGEST = "posttrain.base-digest"
-MAX_LAYER = 64 << 30
-"""Bytes of an uncompressed layer; a compressed one that claims more is an attack or a mistake."""
-_FOLDERS = ("layers", "base", "leases", "notes", "steps", "mnt", "run")
+_FOLDERS = ("layers", "erofs", "lower", "base", "leases", "notes", "steps", "mnt", "run")
 
 
 class ImageManifest(BaseModel):
@@ -71,28 +65,14 @@ def default_store() -> Path:
     return (Path(home) if home else Path.home() / ".cache" / "posttrain") / "images"
 
 
-@contextmanager
-def room(root: Path) -> Generator[None]:
-    """A full or closed disk is one sentence for people."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise SandboxUnavailable(
-                f"no room for images in {root}: free some disk or set POSTTRAIN_HOME to a larger one"
-            ) from error
-        if error.errno in (errno.EROFS, errno.EACCES) and not os.access(root, os.W_OK):
-            raise SandboxUnavailable(
-                f"cannot write images to {root}: make it writable or set POSTTRAIN_HOME to another folder"
-            ) from error
-        raise
-
-
 class ImageStore:
     """Images and layers in one folder. SandboxUnavailable where its disk is full or not writable."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, *, unpack: bool | None = None) -> None:
+        """`unpack`: whether layers of foreign images are unpacked when they come. None: only where the kernel
+        cannot mount them as they are."""
         self.root = root.absolute()
+        self._unpack_foreign = unpack
         with room(self.root):
             for name in _FOLDERS:
                 (self.root / name).mkdir(parents=True, exist_ok=True)
@@ -212,8 +192,39 @@ class ImageStore:
         return documents.manifest_of(self.blobs.read(digest), digest).mediaType
 
     def layer_path(self, digest: str) -> Path:
-        """The layer's folder; host code only reads it."""
+        """The layer's folder, unpacked now if it is not yet; host code only reads it."""
+        place = self._layer_place(digest)
+        if not place.exists() and (tar := self._layer_tar(digest)).exists():
+            with self.writing(), tar.open("rb") as file:
+                publish(place, lambda folder: layers.unpack(file, folder))
+        return place
+
+    def lowers(self, layers: Sequence[str], *, can_mount: bool) -> tuple[list[str], list[dict[str, str]]]:
+        """Where layers lie for overlayfs, as paths below the store, lowest first; and what has to be mounted
+        there before: `index` and `tar` of a layer that is not unpacked, and its `target`."""
+        places: list[str] = []
+        mounts: list[dict[str, str]] = []
+        for digest in layers:
+            name = _hex(digest)
+            index = self.root / "erofs" / f"{name}.index"
+            if can_mount and index.exists() and not self._layer_place(digest).exists():
+                target = self.root / "lower" / name
+                target.mkdir(exist_ok=True)
+                tar = self._layer_tar(digest)
+                mounts.append({"index": str(index), "tar": str(tar), "target": str(target)})
+                places.append(f"lower/{name}")
+            else:
+                self.layer_path(digest)
+                places.append(f"layers/{name}")
+        return places, mounts
+
+    def _layer_place(self, digest: str) -> Path:
         return self.root / "layers" / _hex(digest)
+
+    def _layer_tar(self, digest: str) -> Path:
+        """The uncompressed tar: the blob itself, or what a compressed one was inflated to."""
+        plain = self.root / "erofs" / f"{_hex(digest)}.tar"
+        return plain if plain.exists() else self.blobs.path(digest)
 
     def base_path(self, digest: str) -> Path:
         return self.root / "base" / _hex(digest)
@@ -287,48 +298,41 @@ class ImageStore:
         return self.blobs.keep(file, digest)
 
     def _unpack(self, tar: IO[bytes], diff_id: str) -> None:
-        place = self.layer_path(diff_id)
+        place = self._layer_place(diff_id)
         if place.exists():
             os.utime(place)  # young again: no collection takes it now
         else:
-            self._publish(place, lambda folder: layers.unpack(tar, folder))
+            publish(place, lambda folder: layers.unpack(tar, folder))
 
     def _unpack_blob(self, layer: Descriptor, diff_id: str) -> None:
-        """Unpack a stored layer whose uncompressed tar must have the digest `diff_id`."""
-        if self.layer_path(diff_id).exists() and self.blobs.touch(layer.digest):
-            os.utime(self.layer_path(diff_id))
-            return
+        """Make a stored layer mountable; its uncompressed tar must have the digest `diff_id`."""
+        index = self.root / "erofs" / f"{_hex(diff_id)}.index"
+        for ready in (self._layer_place(diff_id), index):
+            if ready.exists() and self.blobs.touch(layer.digest):
+                os.utime(ready)
+                return
+        compressed = documents.COMPRESSED[layer.mediaType] == "gzip"
         with self.blobs.path(layer.digest).open("rb") as blob, self.blobs.temporary() as plain:
             tar: IO[bytes] = blob
-            if documents.COMPRESSED[layer.mediaType] == "gzip":
+            if compressed:
                 inflate(blob, plain, layer.digest)
                 tar = plain
             if (found := self.blobs.digest(tar)) != diff_id:
                 raise ImageError(f"layer {layer.digest} unpacks to {found}, not to {diff_id}")
-            self._unpack(tar, diff_id)
+            if self._unpack_foreign or not erofs.supported():
+                self._unpack(tar, diff_id)
+                return
+            with self.blobs.temporary() as out:
+                erofs.write_index(tar, out, diff_id[7:])
+                if compressed:
+                    self.blobs.move(plain, index.with_suffix(".tar"))
+                self.blobs.move(out, index)
 
     def _skeleton(self, digest: str, build: Callable[[Path], None]) -> str:
         place = self.base_path(digest)
         if not place.exists():
-            self._publish(place, build)
+            publish(place, build)
         return digest
-
-    def _publish(self, place: Path, fill: Callable[[Path], None]) -> None:
-        """Fill a temporary folder, sync it and give it its name, unless another process was first."""
-        folder = Path(tempfile.mkdtemp(prefix=TEMPORARY, dir=place.parent))
-        try:
-            with room(self.root):
-                folder.chmod(0o755)
-                fill(folder)
-                _sync(folder)
-                try:
-                    os.rename(folder, place)
-                except OSError:
-                    if not place.exists():
-                        raise
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
-        _sync(place.parent)
 
 
 def _hex(digest: str) -> str:
@@ -336,29 +340,3 @@ def _hex(digest: str) -> str:
         return documents.check_digest(digest)[7:]
     except ImageError as error:
         raise KeyError(str(error)) from None
-
-
-def inflate(source: IO[bytes], target: IO[bytes], what: str) -> None:
-    """gunzip, up to MAX_LAYER bytes. Raises ImageError."""
-    total = 0
-    try:
-        with gzip.open(source) as plain:
-            while block := plain.read(BLOCK):
-                total += len(block)
-                if total > MAX_LAYER:
-                    raise ImageError(f"layer {what} unpacks to more than {MAX_LAYER >> 30} GiB")
-                target.write(block)
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise ImageError(f"layer {what} is damaged: {error}") from None
-    target.flush()
-
-
-def _sync(folder: Path) -> None:
-    """syncfs(2): one call for all files of a layer, where an fsync each would take minutes."""
-    fd = os.open(folder, os.O_RDONLY)
-    try:
-        if ctypes.CDLL(None, use_errno=True).syncfs(fd) < 0:
-            number = ctypes.get_errno()
-            raise OSError(number, os.strerror(number), str(folder))
-    finally:
-        os.close(fd)

@@ -194,13 +194,15 @@ class NamespaceProvider(SandboxProvider):
     ) -> tuple[dict[str, Any], dict[str, str]]:
         run_binds, etc_binds, network_env = buildnet.passage(spec.policy.mode)
         user_namespace = bool(self._facts["user_namespace"])
+        lowers, mounts = self.images.lowers(manifest.layers, can_mount=self._facts["mounts_layers"])
         request: dict[str, Any] = {
             "op": "create",
             "id": id,
             "name": name,
             "scratch": str(self.images.root / "mnt"),
             "layers_dir": str(self.images.root),
-            "layers": [f"layers/{digest[7:]}" for digest in manifest.layers],
+            "layers": lowers,
+            "mounts": mounts,
             "base": f"base/{manifest.base_digest[7:]}",
             "binds": hostbase.binds() if manifest.base == "host" else [],
             "run_binds": run_binds,

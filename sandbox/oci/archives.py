@@ -23,9 +23,10 @@ from typing import IO, Protocol
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
-from sandbox.images import ImageStore, inflate
+from sandbox.images import ImageStore
 from sandbox.oci import documents
 from sandbox.oci.blobs import BLOCK, TEMPORARY
+from sandbox.oci.disk import inflate
 from sandbox.oci.documents import Descriptor, ImageError, Index
 from sandbox.oci.layout import LAYOUT, Layout
 from sandbox.oci.tars import Member, TarReader, clean

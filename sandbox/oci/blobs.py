@@ -96,6 +96,14 @@ class Blobs:
             sync_folder(self.folder)
         return digest
 
+    def move(self, file: IO[bytes], place: Path) -> None:
+        """Give a temporary file a name outside the blobs, on the same disk."""
+        file.flush()
+        os.fsync(file.fileno())
+        os.fchmod(file.fileno(), 0o644)
+        os.rename(file.name, place)
+        sync_folder(place.parent)
+
     def touch(self, digest: str) -> bool:
         """Whether the blob exists; makes it young, so that no collection takes it from who uses it now."""
         try:

@@ -172,11 +172,11 @@ class _Collection:
             if self._is_stray(path) or (digest not in needed and self._is_old(path)):
                 self._remove(path)
         layers = 0
-        for folder in ("layers", "base"):
+        for folder in ("layers", "base", "erofs", "lower"):
             for path in [*(self._store.root / folder).iterdir()]:
                 if self._is_stray(path):
                     self._remove(path)
-                elif f"sha256:{path.name}" not in unpacked and self._is_old(path):
+                elif f"sha256:{path.stem}" not in unpacked and self._is_old(path):
                     layers += 1
                     self._remove(path)
         return Collected(images=len(gone), layers=layers, bytes=self._bytes, kept=kept)

@@ -12,6 +12,7 @@ import contextlib
 import os
 import shutil
 import stat
+import tarfile
 from pathlib import Path
 from typing import IO
 
@@ -56,17 +57,27 @@ def unpack(tar: IO[bytes], root: Path) -> None:
         os.utime(path, (member.info.mtime, member.info.mtime))
 
 
+def shown_ids(info: tarfile.TarInfo) -> tuple[int, int]:
+    """Owner and group of an entry as sandboxes see them."""
+    uid, gid = (id if 0 <= id <= MAX_ID else _NOBODY for id in (info.uid, info.gid))
+    return uid, gid
+
+
+def permissions(member: Member) -> int:
+    """Mode bits of an entry as sandboxes see them: no setuid; folders open to their owner, who is to be able
+    to enter and remove them."""
+    if member.kind == "folder":
+        return member.info.mode & 0o1777 | 0o700
+    return member.info.mode & 0o777
+
+
 def _own(path: Path, member: Member) -> None:
     info = member.info
     if os.geteuid() == 0:
-        uid, gid = (id if 0 <= id <= MAX_ID else _NOBODY for id in (info.uid, info.gid))
-        os.chown(path, uid, gid, follow_symlinks=False)
+        os.chown(path, *shown_ids(info), follow_symlinks=False)
     if member.kind == "symlink":
         return
-    if member.kind == "folder":
-        path.chmod(info.mode & 0o1777 | 0o700)  # a later entry or a removal must be able to enter it
-    else:
-        path.chmod(info.mode & 0o777)
+    path.chmod(permissions(member))
     for name, value in member.xattrs.items():
         if name.startswith("user."):
             with contextlib.suppress(OSError):  # a file system without attributes, or without room for them
