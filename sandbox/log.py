@@ -22,7 +22,6 @@ import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -76,8 +75,8 @@ class SandboxLog:
         fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
             described = dataclasses.asdict(spec)
-            if isinstance(spec.network, NetworkPolicy) and spec.network.index_before is not None:
-                described["network"]["index_before"] = spec.network.index_before.isoformat()
+            if isinstance(spec.network, NetworkPolicy):
+                described["network"] = spec.network.encode()
             journal.append(fd, {"sandbox": id, "format": FORMAT, "backend": backend, "spec": described})
         finally:
             os.close(fd)
@@ -144,10 +143,7 @@ class SandboxLog:
         described = dict(self._head["spec"])
         policy: Any = described["network"]
         if not isinstance(policy, str):
-            day = policy["index_before"]
-            described["network"] = NetworkPolicy(
-                policy["mode"], tuple(policy["allow"]), date.fromisoformat(day) if day else None
-            )
+            described["network"] = NetworkPolicy.decode(policy)
         return SandboxSpec(**described)
 
     @property

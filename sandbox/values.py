@@ -6,10 +6,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import date
 from enum import StrEnum
-from typing import Literal
+from typing import Any, Literal, Self
 
 
 class Repercussion(StrEnum):
@@ -119,6 +119,24 @@ class NetworkPolicy:
     """`name:port` or `*.name:port`. Empty means nothing, never everything."""
     index_before: date | None = None
     """A package index that shows only what was released before that day (mode `allow`)."""
+    index_without: tuple[str, ...] = ()
+    """Packages that this index does not have at all, such as the one that a task is about."""
+
+    def encode(self) -> dict[str, Any]:
+        """As JSON takes it."""
+        day = self.index_before.isoformat() if self.index_before else None
+        return {**asdict(self), "index_before": day}
+
+    @classmethod
+    def decode(cls, value: Mapping[str, Any]) -> Self:
+        """What `encode` made."""
+        day = value["index_before"]
+        return cls(
+            value["mode"],
+            tuple(value["allow"]),
+            date.fromisoformat(day) if day else None,
+            tuple(value["index_without"]),
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,7 +51,8 @@ async def a_key_names_one_command(bench: Bench) -> None:
         await box.exec(["cat"], key="k", stdin=b"in")
         usual: dict[str, Any] = {"argv": ["cat"], "stdin": b"in", "key": "k"}
         others: list[dict[str, Any]] = [
-            {"argv": "touch ran"}, {"stdin": b"other"}, {"cwd": "/tmp"}, {"env": {"A": "1"}}, {"user": "root"},
+            {"argv": "touch ran"}, {"stdin": b"other"}, {"cwd": "/tmp"}, {"env": {"A": "1"}},
+            {"user": "root"},
         ]  # fmt: skip
         for number, other in enumerate(others):
             try:

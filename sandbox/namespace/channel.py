@@ -33,6 +33,22 @@ async def writable(fd: int) -> None:
         loop.remove_writer(fd)
 
 
+async def readable(fd: int) -> None:
+    """Wait until `fd` has something to read."""
+    loop = asyncio.get_running_loop()
+    ready: asyncio.Future[None] = loop.create_future()
+
+    def wake() -> None:
+        if not ready.done():
+            ready.set_result(None)
+
+    loop.add_reader(fd, wake)
+    try:
+        await ready
+    finally:
+        loop.remove_reader(fd)
+
+
 class Channel:
     """One end of a stream of frames. Sends are serialised; one task at a time may receive."""
 

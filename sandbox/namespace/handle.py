@@ -8,7 +8,7 @@ import dataclasses
 import os
 import socket
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Protocol, Self
 
 from sandbox.base import (
     Capabilities,
@@ -28,10 +28,9 @@ from sandbox.log import SandboxLog
 from sandbox.namespace import keyed
 from sandbox.namespace.channel import Channel, Collector, close_all, feed
 from sandbox.namespace.files import Files
+from sandbox.namespace.gate import Gate, Ways
 from sandbox.namespace.process import HeldProcess, NamespaceProcess
-
-if TYPE_CHECKING:
-    from sandbox.namespace.provider import NamespaceProvider
+from sandbox.network.proxy import Attempt
 
 DEFAULT_PATH = (
     f"/opt/env/bin:{python_prefix()}/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -46,12 +45,36 @@ def base_environment(user: str) -> dict[str, str]:
             "LANG": "C.UTF-8", "TZ": "UTC", "TERM": "dumb", "TMPDIR": "/tmp"}  # fmt: skip
 
 
+class Keeper(Protocol):
+    """What a handle needs of the provider that made it."""
+
+    ways: Ways
+
+    def capabilities(self) -> Capabilities: ...
+
+    async def create(self, spec: SandboxSpec) -> Any: ...
+
+    async def kill(self, id: str) -> None:
+        """End a sandbox of this client and remove what was its."""
+        ...
+
+    async def end(self, id: str, channel: Channel) -> None:
+        """The same for one that this client made or inherited."""
+        ...
+
+    async def fate(self, id: str) -> Repercussion | None:
+        """Why a sandbox that answers no more ended: by its own doing, or (None) by a fault of ours."""
+        ...
+
+    def import_snapshot(self, parent: str, tar: bytes, note: str) -> str: ...
+
+
 class NamespaceSandbox:
     """See `sandbox.base.Sandbox`. Made by `NamespaceProvider.create` and `attach` only."""
 
     def __init__(
         self,
-        provider: NamespaceProvider,
+        provider: Keeper,
         id: str,
         spec: SandboxSpec,
         environment: Mapping[str, str],
@@ -60,6 +83,7 @@ class NamespaceSandbox:
         *,
         single_id: bool,
         ours: bool = True,
+        policy: NetworkPolicy | None = None,
     ) -> None:
         self.id = id
         self.spec = spec
@@ -75,6 +99,7 @@ class NamespaceSandbox:
         self._background: set[Collector] = set()
         self._processes: set[NamespaceProcess] = set()
         self._files = Files(self.send, self.lost)
+        self._gate = Gate(self.send, provider.ways, policy or spec.policy)
 
     # ---- commands
 
@@ -193,7 +218,8 @@ class NamespaceSandbox:
         if user not in ("agent", "root"):
             raise ValueError(f"user {user!r} does not exist in sandboxes; choose agent or root")
         words = ["/bin/sh", "-c", argv] if isinstance(argv, str) else [str(word) for word in argv]
-        environment = {**base_environment(user), **self._environment, **(env or {})}
+        gate = self._gate.environment
+        environment = {**base_environment(user), **gate, **self._environment, **(env or {})}
         if not words or any("\0" in text for text in (*words, *environment, *environment.values())):
             raise ValueError("a command needs at least one word, and none may contain a NUL character")
         return {
@@ -287,22 +313,40 @@ class NamespaceSandbox:
             self.log.done(token, image=image)
         return image
 
-    async def fork(self, n: int = 1) -> list[NamespaceSandbox]:
+    async def fork(self, n: int = 1) -> list[Self]:
         """See the contract: one snapshot, whose layer all of them share."""
-        spec = dataclasses.replace(self.spec, image=await self.snapshot())
+        spec = dataclasses.replace(self.spec, image=await self.snapshot(), network=self._gate.policy)
         tasks = [asyncio.create_task(self._provider.create(spec)) for _ in range(n)]
-        made = await asyncio.gather(*tasks, return_exceptions=True)
+        made: list[Self | BaseException] = await asyncio.gather(*tasks, return_exceptions=True)
         failed = next((each for each in made if isinstance(each, BaseException)), None)
+        boxes = [each for each in made if not isinstance(each, BaseException)]
         if failed is not None:
-            await asyncio.gather(*(box.close() for box in made if isinstance(box, NamespaceSandbox)))
+            await asyncio.gather(*(box.close() for box in boxes))
             raise failed
-        return [box for box in made if isinstance(box, NamespaceSandbox)]
+        return boxes
 
     async def set_network(self, policy: NetworkPolicy) -> None:
-        """A sandbox's network namespace is made with it: only the policy that it has is accepted."""
+        """See the contract. Only the client that owns the sandbox can: the proxy runs in it."""
         self._check_open()
-        if policy != self.spec.policy:
-            raise PolicyUnsupported("the namespace backend cannot change a living sandbox's network")
+        if not self._ours:
+            raise PolicyUnsupported("only the client that made a sandbox can change its network")
+        async with self._logged("set_network", {"policy": policy.encode()}, None) as token:
+            await self._gate.apply(policy)
+            self.log.done(token)
+
+    async def open_gate(self) -> None:
+        """Start the proxy that the policy asks for. A sandbox without it would be one without network."""
+        if self._ours:
+            try:
+                await self._gate.apply(self._gate.policy)
+            except BaseException:
+                await asyncio.shield(self.close())
+                raise
+
+    @property
+    def attempts(self) -> list[Attempt]:
+        """What the sandbox tried to reach through its proxy, oldest first, and why it was refused."""
+        return self._gate.attempts
 
     def _absolute(self, path: str) -> str:
         if "\0" in path:
@@ -356,6 +400,7 @@ class NamespaceSandbox:
         if self._closed:
             return
         self._closed = True
+        await self._gate.close()
         if self._ours:
             await self._provider.end(self.id, self._channel)
         self._channel.close()

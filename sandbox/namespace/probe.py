@@ -44,7 +44,8 @@ def capabilities(hello: dict[str, Any]) -> Capabilities:
         log=True,
         lease=True,
         nested=True,
-        networks=("none", "host"),
+        networks=("none", "allow", "host"),
+        set_network=True,
     )
 
 

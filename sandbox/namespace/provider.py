@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -21,7 +22,6 @@ from sandbox.admission import Admission
 from sandbox.base import (
     AdmissionRefused,
     Capabilities,
-    NetworkPolicy,
     PolicyUnsupported,
     Repercussion,
     SandboxInfo,
@@ -32,7 +32,7 @@ from sandbox.base import (
 )
 from sandbox.images import ImageManifest, ImageStore, default_store
 from sandbox.log import SandboxLog
-from sandbox.namespace import buildnet, guests, probe
+from sandbox.namespace import buildnet, gate, guests, probe
 from sandbox.namespace.channel import Channel
 from sandbox.namespace.handle import NamespaceSandbox
 from sandbox.node import wire
@@ -56,11 +56,17 @@ class NamespaceProvider(SandboxProvider):
         store: Path | ImageStore | None = None,
         *,
         admission: Admission | None = None,
+        trusted_networks: Sequence[str] = (),
+        index_url: str | None = None,
         show_groups: bool = False,
     ) -> None:
-        """`show_groups`: sandboxes see their own control groups, read-only, as containers do."""
+        """`trusted_networks`: private networks (CIDR) where names of an allow-list may lie, such as that of a
+        company's mirror. `index_url`: the package index that policies cut at a day (PIP_INDEX_URL, pypi.org).
+        `show_groups`: sandboxes see their own control groups, read-only, as containers do.
+        """
         self._show_groups = show_groups
         self.images = store if isinstance(store, ImageStore) else ImageStore(store or default_store())
+        self.ways = gate.Ways(self.images.root / "index", trusted_networks, index_url)
         self.admission = admission or Admission()
         self._nodelet: subprocess.Popen[bytes] | None = None
         self._channel: Channel | None = None
@@ -183,6 +189,7 @@ class NamespaceProvider(SandboxProvider):
             raise SandboxUnavailable(probe.explain(reply))
         sandbox = NamespaceSandbox(self, id, spec, environment, inner, log, single_id=request["single_id"])
         self._live[id] = sandbox
+        await sandbox.open_gate()
         return sandbox
 
     def _request(
@@ -190,19 +197,21 @@ class NamespaceProvider(SandboxProvider):
     ) -> tuple[dict[str, Any], dict[str, str]]:
         run_binds, etc_binds, network_env = buildnet.passage(spec.policy.mode)
         user_namespace = bool(self._facts["user_namespace"])
+        lowers, mounts = self.images.lowers(manifest.layers, can_mount=self._facts["mounts_layers"])
         request: dict[str, Any] = {
             "op": "create",
             "id": id,
             "name": name,
             "scratch": str(self.images.root / "mnt"),
             "layers_dir": str(self.images.root),
-            "layers": [f"layers/{digest[7:]}" for digest in manifest.layers],
+            "layers": lowers,
+            "mounts": mounts,
             "base": f"base/{manifest.base_digest[7:]}",
-            "binds": hostbase.binds(),
+            "binds": hostbase.binds() if manifest.base == "host" else [],
             "run_binds": run_binds,
             "etc_binds": etc_binds,
             "workdir": spec.workdir,
-            "network": spec.policy.mode,
+            "network": "host" if spec.policy.mode == "host" else "none",
             "nested": spec.nested,
             "lease_s": spec.lease_s,
             "admission": {
@@ -315,10 +324,13 @@ class NamespaceProvider(SandboxProvider):
             ours.close()
             raise SandboxLost(f"no living sandbox {id}: its process is gone")
         log = SandboxLog(self.images.root, id)
-        return NamespaceSandbox(
+        sandbox = NamespaceSandbox(
             self, id, log.spec, reply["handle"]["environment"], Channel(ours), log,
             single_id=self._single_id(), ours=_is_orphan(record),
+            policy=gate.last_policy(log.entries(), log.spec.policy),
         )  # fmt: skip
+        await sandbox.open_gate()
+        return sandbox
 
     async def end(self, id: str, channel: Channel) -> None:
         """End a sandbox of ours, or one that we inherited."""
@@ -383,8 +395,7 @@ def _is_orphan(record: dict[str, Any]) -> bool:
 
 
 def _check(spec: SandboxSpec) -> None:
-    if spec.policy not in (NetworkPolicy("none"), NetworkPolicy("host")):
-        raise PolicyUnsupported("the namespace backend offers the networks none and host; docker has more")
+    gate.check(spec.policy)
     if spec.runtime:
         raise PolicyUnsupported(f"the namespace backend has no runtime {spec.runtime!r}; leave it empty")
     if spec.lease_s is not None and not 0 < spec.lease_s < float("inf"):

@@ -42,8 +42,9 @@ def drop(spec: dict[str, Any], user: str) -> None:
             os.setresuid(AGENT, AGENT, AGENT)
         sc.prctl(sc.PR_CAP_AMBIENT, sc.PR_CAP_AMBIENT_CLEAR_ALL)
         sc.set_capabilities(0)
-    if seccomp.PROGRAM is not None and not (user == "root" and spec["nested"]):
-        sc.seccomp(seccomp.PROGRAM)
+    program = seccomp.NESTED_PROGRAM if user == "root" and spec["nested"] else seccomp.PROGRAM
+    if program is not None:
+        sc.seccomp(program)
 
 
 def _single_agent() -> None:

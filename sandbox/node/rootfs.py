@@ -12,6 +12,7 @@ from typing import Any
 
 from sandbox.node import syscalls as sc
 
+MOUNT_POINTS = ("/dev", "/proc", "/run", "/tmp")
 DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 # Files through which root inside could reach the whole kernel; agents could not open most of them anyway.
 MASKED_FILES = ("kcore", "keys", "key-users", "kmsg", "kallsyms", "kpagecount", "kpageflags", "kpagecgroup",
@@ -33,6 +34,7 @@ def build(spec: dict[str, Any]) -> int:
         os.chmod(f"{scratch}/{name}", mode)
     _overlay(spec, scratch)
     root = f"{scratch}/root"
+    _check_mount_points(root, [target for _, target in (*spec["binds"], *spec["etc_binds"])])
     for source, target in spec["binds"]:
         _bind_read_only(source, root + target)
     _own_tmpfs(scratch, root)
@@ -74,6 +76,16 @@ def _overlay(spec: dict[str, Any], scratch: str) -> None:
 
 def _escape(path: str) -> str:
     return path.replace("\\", "\\\\").replace(":", "\\:").replace(",", "\\,")
+
+
+def _check_mount_points(root: str, targets: list[str]) -> None:
+    """An image may not lead what is mounted to another place: links would be followed on the host's side."""
+    for target in (*MOUNT_POINTS, *targets):
+        path = root
+        for part in target.strip("/").split("/"):
+            path += f"/{part}"
+            if os.path.islink(path):
+                raise OSError(errno.ELOOP, f"the image's {target} leads through a symbolic link")
 
 
 def _bind_read_only(source: str, target: str) -> None:

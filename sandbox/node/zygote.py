@@ -17,7 +17,7 @@ import socket
 import sys
 from typing import Any
 
-from sandbox.node import cgroups, children, host, init, ledger, wire
+from sandbox.node import cgroups, children, host, init, ledger, lower, wire
 from sandbox.node import syscalls as sc
 
 PARENT_CHECK_MS = 1000
@@ -34,6 +34,7 @@ class Zygote:
         self.identity = os.geteuid() == 0
         self.sandboxes: dict[int, dict[str, Any]] = {}
         self.groups = cgroups.Groups.probe()
+        self.lower = lower.Lower()
         self.ledger = ledger.Ledger(f"{state}/../node", self.groups.memory_ceiling())
 
     def hello(self) -> dict[str, Any]:
@@ -44,6 +45,7 @@ class Zygote:
             "user_namespace": not reason,
             "user_namespace_reason": reason,
             "id_map": "0 0 65536" if self.identity else None,
+            "mounts_layers": lower.possible(),
             **({"error": reason} if reason and not self.identity else {}),
         }
 
@@ -127,6 +129,7 @@ class Zygote:
                 sock.close()
             return
         try:
+            self.lower.mount(spec["mounts"])
             group = self.groups.make(spec["name"], spec["memory_bytes"], spec["pids"])
             spec["events"] = group.watch()
             spec["groups"] = {"memory": group.memory, "pids": group.pids}

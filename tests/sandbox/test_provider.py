@@ -102,8 +102,8 @@ async def test_nested_root_can_make_namespaces_and_the_agent_cannot(provider: Na
         assert not (await box.exec("unshare -r true")).ok
 
 
-def test_seccomp_program_is_well_formed() -> None:
-    program = seccomp.PROGRAM
+@pytest.mark.parametrize("program", [seccomp.PROGRAM, seccomp.NESTED_PROGRAM])
+def test_seccomp_program_is_well_formed(program: bytes | None) -> None:
     if program is None:
         pytest.skip("no filter for this architecture")
     instructions = list(struct.iter_unpack("HBBI", program))
