@@ -14,7 +14,7 @@ from urllib.parse import urlencode
 import aiohttp
 from kubernetes.aio import client, config
 
-from sandbox.base import SandboxUnavailable
+from sandbox.base import SandboxLost, SandboxUnavailable
 from sandbox.kubernetes import errors
 from sandbox.kubernetes.execstream import PROTOCOLS, ExecStream
 from sandbox.kubernetes.settings import KubernetesSettings
@@ -73,7 +73,8 @@ class Cluster:
 
     @property
     def api(self) -> client.ApiClient:
-        assert self._api is not None, "open() first"
+        if self._api is None:
+            raise SandboxLost("the provider of this sandbox is closed")
         return self._api
 
     async def call(

@@ -6,10 +6,9 @@ import dataclasses
 import os
 from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from sandbox.base import (
-    Capabilities,
     Data,
     ExecResult,
     NetworkPolicy,
@@ -23,7 +22,7 @@ from sandbox.base import (
 from sandbox.kubernetes.errors import PodOutOfMemory
 from sandbox.kubernetes.link import Link
 from sandbox.log import SandboxLog
-from sandbox.namespace.files import Files
+from sandbox.namespace.channel import Channel
 from sandbox.namespace.handle import NamespaceSandbox
 
 if TYPE_CHECKING:
@@ -48,19 +47,11 @@ class KubernetesSandbox(NamespaceSandbox):
         *,
         ours: bool = True,
     ) -> None:
-        self.id = id
-        self.spec = spec
-        self.capabilities: Capabilities = provider.capabilities()
-        self.log = log
+        super().__init__(
+            provider, id, spec, environment, LinkChannel(link), log,
+            single_id=provider.settings.users == "one", ours=ours,
+        )  # fmt: skip
         self.link = link
-        self.single_id = provider.settings.users == "one"
-        self._pods = provider
-        self._environment = dict(environment)
-        self._ours = ours
-        self._closed = False
-        self._background = set()
-        self._processes = set()
-        self._files = Files(self.send, self.lost)
 
     async def send(self, message: dict[str, Any], fds: list[int]) -> None:
         """Send the helper one request. Raises SandboxLost if the pod is gone."""
@@ -106,7 +97,7 @@ class KubernetesSandbox(NamespaceSandbox):
             "take what is needed with get_tree, or use the namespace or docker backend"
         )
 
-    async def fork(self, n: int = 1) -> list[NamespaceSandbox]:
+    async def fork(self, n: int = 1) -> list[Self]:
         """PolicyUnsupported, for the same reason."""
         raise PolicyUnsupported("pods cannot be forked, since they have no snapshots")
 
@@ -136,24 +127,24 @@ class KubernetesSandbox(NamespaceSandbox):
             return self.link.lost
         return await super().lost(text)
 
-    async def abandon(self) -> None:
-        """Delete the pod because it no longer answers."""
-        if self._ours:
-            await self._pods.remove(self.id)
-
     async def close(self) -> None:
         """See the contract."""
-        if self._closed:
-            return
-        self._closed = True
-        await self.link.close()
-        if self._ours:
-            await self._pods.remove(self.id)
-        for process in list(self._processes):
-            process.abandon()
-        for collector in self._background:
-            collector.close()
-        self.log.close()
+        if not self._closed:
+            await self.link.close()
+        await super().close()
+
+
+class LinkChannel(Channel):
+    """A link where the namespace backend has a socket to init."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+
+    async def send(self, message: dict[str, Any], fds: Sequence[int] = ()) -> None:
+        await self._link.request(message, fds)
+
+    def close(self) -> None:
+        """The handle closes its link itself."""
 
 
 class Recorder:

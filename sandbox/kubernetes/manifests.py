@@ -22,9 +22,6 @@ MANAGED = {"app.kubernetes.io/managed-by": "posttrain"}
 HELPER = "/opt/posttrain/podlet.pyz"
 CAPABILITIES = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "SETGID", "SETPCAP", "SETUID")
 """What our helper keeps (all within Pod Security "baseline"); commands of agents get none."""
-_MODULES = ("cgroups", "children", "course", "fileops", "frames", "held", "init", "journal", "kept", "keyed",
-            "monitor", "mux", "podlet", "privileges", "rootfs", "seccomp", "sessions", "syscalls", "verdicts",
-            "wire")  # fmt: skip
 
 
 def label(text: str) -> str:
@@ -41,8 +38,7 @@ def helper() -> bytes:
     files = {
         "__main__.py": "from sandbox.node.podlet import main\n\nmain()\n",
         "sandbox/__init__.py": "",
-        "sandbox/node/__init__.py": "",
-        **{f"sandbox/node/{name}.py": (root / "node" / f"{name}.py").read_text() for name in _MODULES},
+        **{f"sandbox/node/{path.name}": path.read_text() for path in (root / "node").glob("*.py")},
     }
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:

@@ -11,11 +11,13 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
+from weakref import WeakSet
 
 from sandbox.base import (
     Capabilities,
     NetworkPolicy,
     PolicyUnsupported,
+    Repercussion,
     SandboxError,
     SandboxInfo,
     SandboxLost,
@@ -33,6 +35,8 @@ from sandbox.kubernetes.manifests import GROUP
 from sandbox.kubernetes.podwatch import PodWatch
 from sandbox.kubernetes.settings import load
 from sandbox.log import SandboxLog
+from sandbox.namespace.channel import Channel
+from sandbox.namespace.gate import Ways
 
 CLOSE_SECONDS = 30.0
 MICRO_TIME = "%Y-%m-%dT%H:%M:%S.%fZ"
@@ -46,6 +50,7 @@ class KubernetesProvider:
     def __init__(self, store: Path | ImageStore | None = None, **settings: Any) -> None:
         self.images = store if isinstance(store, ImageStore) else ImageStore(store or default_store())
         self.settings = load(settings)
+        self.ways = Ways(self.images.root / "index", (), None)
         self.client = secrets.token_hex(6)
         self.cluster: Cluster | None = None
         self.watch: PodWatch | None = None
@@ -53,6 +58,7 @@ class KubernetesProvider:
         self._opening: asyncio.Lock | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._live: dict[str, KubernetesSandbox] = {}
+        self._guests: WeakSet[KubernetesSandbox] = WeakSet()
         self._helper = ""
 
     def capabilities(self) -> Capabilities:
@@ -259,6 +265,22 @@ class KubernetesProvider:
             accept=(404,),
         )
 
+    async def kill(self, id: str) -> None:
+        """See `sandbox.namespace.handle.Keeper`."""
+        await self.remove(id)
+
+    async def end(self, id: str, channel: Channel) -> None:
+        """See `sandbox.namespace.handle.Keeper`."""
+        await self.remove(id)
+
+    async def fate(self, id: str) -> Repercussion | None:
+        """Links know why a pod ended; nothing is known here."""
+        return None
+
+    def import_snapshot(self, parent: str, tar: bytes, note: str) -> str:
+        """PolicyUnsupported: pods have no snapshots."""
+        raise PolicyUnsupported("pods have no snapshots")
+
     async def remove(self, id: str) -> None:
         """Delete the pod and wait until its node has ended it (at most half a minute).
 
@@ -300,7 +322,9 @@ class KubernetesProvider:
             log.close()
             raise
         environment = json.loads(note[f"{GROUP}/environment"])
-        return KubernetesSandbox(self, id, log.spec, environment, link, log, ours=orphan)
+        guest = KubernetesSandbox(self, id, log.spec, environment, link, log, ours=orphan)
+        self._guests.add(guest)
+        return guest
 
     def _log(self, id: str, pod: Mapping[str, Any]) -> SandboxLog:
         """The sandbox's log in our image store; a client of another store begins one of its own."""
@@ -379,7 +403,7 @@ class KubernetesProvider:
         """Delete this client's pods and its lease; idempotent."""
         if self.cluster is None or self._loop is not asyncio.get_running_loop():
             return
-        await asyncio.gather(*(sandbox.close() for sandbox in list(self._live.values())))
+        await asyncio.gather(*(sandbox.close() for sandbox in [*self._live.values(), *self._guests]))
         if self._heart is not None:
             self._heart.cancel()
             with contextlib.suppress(asyncio.CancelledError):

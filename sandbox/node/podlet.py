@@ -24,7 +24,7 @@ import time
 import traceback
 from typing import Any
 
-from sandbox.node import cgroups, children, fileops, frames, mux, privileges
+from sandbox.node import cgroups, children, fileops, frames, mux, privileges, sealed
 from sandbox.node import syscalls as sc
 from sandbox.node.frames import Frame, Kind
 from sandbox.node.init import Init
@@ -299,6 +299,7 @@ def serve(spec: dict[str, Any]) -> None:
         fileops.make_parents(f"{spec['workdir']}/.", os.geteuid() or privileges.AGENT)
     os.chdir("/")
     wake = children.wake_fd()
+    sealed.seal()
     listener.listen()
     os.rename(f"{SOCKET}.new", SOCKET)  # probes see it once it answers
     Podlet(spec, listener).serve(wake)
