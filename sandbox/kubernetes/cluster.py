@@ -11,12 +11,10 @@ from email.utils import parsedate_to_datetime
 from typing import Any
 from urllib.parse import urlencode
 
-import aiohttp
-from kubernetes.aio import client, config
-
 from sandbox.base import SandboxLost, SandboxUnavailable
 from sandbox.kubernetes import errors
 from sandbox.kubernetes.execstream import PROTOCOLS, ExecStream
+from sandbox.kubernetes.official import aiohttp, client, config
 from sandbox.kubernetes.settings import KubernetesSettings
 
 ATTEMPTS = 6
@@ -32,7 +30,7 @@ class Cluster:
     def __init__(self, settings: KubernetesSettings) -> None:
         self.settings = settings
         self.namespace = settings.namespace
-        self._api: client.ApiClient | None = None
+        self._api: Any = None
         self._gate = asyncio.Semaphore(PARALLEL)
         self.clock_offset = 0.0
         """Seconds that the server's clock is ahead of ours."""
@@ -72,7 +70,7 @@ class Cluster:
             self._api = None
 
     @property
-    def api(self) -> client.ApiClient:
+    def api(self) -> Any:
         if self._api is None:
             raise SandboxLost("the provider of this sandbox is closed")
         return self._api
@@ -131,7 +129,10 @@ class Cluster:
         try:
             if response.status >= 300:
                 text = (await response.read()).decode(errors="replace")
-                yield {"type": "ERROR", "object": {"code": response.status, "message": errors.message_of(text)}}
+                yield {
+                    "type": "ERROR",
+                    "object": {"code": response.status, "message": errors.message_of(text)},
+                }
                 return
             while line := await response.content.readline():
                 if not line.endswith(b"\n"):
@@ -144,8 +145,8 @@ class Cluster:
         """Run a command in the pod's container over a websocket. Raises SandboxLost if there is no such pod,
         SandboxUnavailable for other refusals, OSError for a connection that fails."""
         query = [("command", word) for word in command]
-        query += [("container", "sandbox"), ("stderr", "true"), ("stdout", "true"), ("stdin", str(stdin).lower()),
-                  ("tty", "false")]  # fmt: skip
+        query += [("container", "sandbox"), ("stderr", "true"), ("stdout", "true"), ("tty", "false"),
+                  ("stdin", str(stdin).lower())]  # fmt: skip
         api = self.api
         headers: dict[str, str] = {}
         await api.update_params_for_auth(headers, [], ["BearerToken"], "", "GET", None)
@@ -157,7 +158,12 @@ class Cluster:
         extra = {"server_hostname": name} if (name := api.configuration.tls_server_name) else {}
         try:
             socket = await session.ws_connect(
-                url, headers=headers, protocols=PROTOCOLS, max_msg_size=0, proxy=api.configuration.proxy, **extra
+                url,
+                headers=headers,
+                protocols=PROTOCOLS,
+                max_msg_size=0,
+                proxy=api.configuration.proxy,
+                **extra,
             )
         except aiohttp.WSServerHandshakeError as error:
             raise errors.refusal(error.status, error.message, f"starting a command in pod {pod}") from error

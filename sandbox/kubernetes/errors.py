@@ -57,6 +57,7 @@ PULL_REASONS = frozenset({"ImagePullBackOff", "InvalidImageName", "ErrImageNever
 """Waiting reasons after which waiting longer is in vain. ErrImagePull is followed by a second try."""
 START_REASONS = frozenset({"CreateContainerConfigError", "CreateContainerError", "RunContainerError",
                            "CrashLoopBackOff", "StartError"})  # fmt: skip
+EVICTION_REASONS = frozenset({"Evicted", "Preempting", "PreemptionByScheduler"})
 NODE_REASONS = frozenset({"NodeLost", "Shutdown", "Terminated", "NodeShutdown", "UnexpectedAdmissionError",
                           "NodeAffinity", "OutOfcpu", "OutOfmemory", "OutOfpods"})  # fmt: skip
 
@@ -65,10 +66,10 @@ def message_of(body: str | bytes | None) -> str:
     """The `message` of an API Status, or the text itself."""
     text = body.decode(errors="replace") if isinstance(body, bytes) else body or ""
     try:
-        status: Any = json.loads(text)
-    except ValueError:
+        status: dict[str, Any] = json.loads(text)
+        return str(status["message"])
+    except (ValueError, KeyError, TypeError):
         return text.strip()
-    return str(status.get("message") or text) if isinstance(status, dict) else text.strip()
 
 
 def refusal(status: int, body: str | bytes | None, doing: str) -> SandboxError:
@@ -91,8 +92,15 @@ def refusal(status: int, body: str | bytes | None, doing: str) -> SandboxError:
 
 def container(pod: Mapping[str, Any]) -> dict[str, Any]:
     """The status of our container ({} before there is one)."""
-    statuses: list[dict[str, Any]] = pod.get("status", {}).get("containerStatuses") or []
-    return next((each for each in statuses if each["name"] == "sandbox"), {})
+    statuses: list[dict[str, Any]] = _part(pod, "status").get("containerStatuses") or []
+    return next((each for each in statuses if each["name"] == "sandbox"), dict[str, Any]())
+
+
+def _part(value: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    """A nested object, {} where it or what holds it is absent."""
+    for name in names:
+        value = value.get(name) or {}
+    return dict(value)
 
 
 def is_ready(pod: Mapping[str, Any]) -> bool:
@@ -103,34 +111,33 @@ def is_ready(pod: Mapping[str, Any]) -> bool:
 def start_failure(pod: Mapping[str, Any], waited_s: float, schedule_s: float) -> SandboxError | None:
     """Why a pod that is not ready yet will never be."""
     name = pod["metadata"]["name"]
-    waiting = container(pod).get("state", {}).get("waiting") or {}
+    waiting = _part(container(pod), "state", "waiting")
     reason, text = str(waiting.get("reason", "")), str(waiting.get("message", ""))
     if reason in PULL_REASONS:
         return ImagePullFailed(f"pod {name} cannot get its image ({reason}): {text}; push it, or set `image`")
     if reason in START_REASONS:
         return PodStartFailed(f"pod {name} does not start ({reason}): {text}")
-    for condition in pod.get("status", {}).get("conditions") or []:
-        if condition["type"] == "PodScheduled" and condition["status"] == "False" and waited_s >= schedule_s:
-            return Unschedulable(f"pod {name} fits on no node: {condition.get('message', '')}", "memory", 5.0)
+    conditions: list[dict[str, Any]] = _part(pod, "status").get("conditions") or []
+    for each in conditions:
+        if each["type"] == "PodScheduled" and each["status"] == "False" and waited_s >= schedule_s:
+            return Unschedulable(f"pod {name} fits on no node: {each.get('message', '')}", "memory", 5.0)
     return end(pod)
 
 
 def end(pod: Mapping[str, Any]) -> SandboxLost | PodStartFailed | None:
     """Why a pod has ended; None while it has not."""
-    name, status = pod["metadata"]["name"], pod.get("status", {})
-    state = container(pod)
-    terminated = state.get("state", {}).get("terminated") or state.get("lastState", {}).get("terminated") or {}
+    name, status, state = pod["metadata"]["name"], _part(pod, "status"), container(pod)
+    terminated = _part(state, "state", "terminated") or _part(state, "lastState", "terminated")
     phase = status.get("phase")
     reason = str(status.get("reason") or terminated.get("reason") or "")
     text = str(status.get("message") or terminated.get("message") or "")
     if terminated.get("reason") == "OOMKilled":
-        what = f"pod {name} was killed at its memory limit"
-        return PodOutOfMemory(f"{what}: raise memory_mb", Repercussion.INIT)
+        what = f"pod {name} was killed at its memory limit: raise memory_mb"
+        return PodOutOfMemory(what, Repercussion.INIT)
     if phase not in ("Failed", "Succeeded") and not terminated:
-        if pod["metadata"].get("deletionTimestamp"):
-            return SandboxLost(f"pod {name} is being deleted by someone else")
-        return None
-    if reason in ("Evicted", "Preempting", "PreemptionByScheduler"):
+        deleted = pod["metadata"].get("deletionTimestamp")
+        return SandboxLost(f"pod {name} is being deleted by someone else") if deleted else None
+    if reason in EVICTION_REASONS:
         own = "exceeds" in text and "limit" in text
         return PodEvicted(f"pod {name} was evicted: {text}", Repercussion.DISK if own else None)
     if reason == "DeadlineExceeded":
@@ -139,9 +146,6 @@ def end(pod: Mapping[str, Any]) -> SandboxLost | PodStartFailed | None:
         return NodeLost(f"pod {name} went with its node ({reason}): {text}")
     if reason in START_REASONS or reason == "ContainerCannotRun":
         return PodStartFailed(f"pod {name} does not start ({reason}): {text}")
-    code = terminated.get("exitCode")
-    killed = code == 137 and reason == "Error"
-    return SandboxLost(
-        f"pod {name} ended ({reason or phase}, exit code {code}): {text}".rstrip(": "),
-        Repercussion.INIT if killed else None,
-    )
+    code: Any = terminated.get("exitCode")
+    what = f"pod {name} ended ({reason or phase}, exit code {code}): {text}".rstrip(": ")
+    return SandboxLost(what, Repercussion.INIT if code == 137 and reason == "Error" else None)

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
 
-import aiohttp
+from sandbox.kubernetes.official import aiohttp
 
 V5, V4 = "v5.channel.k8s.io", "v4.channel.k8s.io"
 PROTOCOLS = (V5, V4)
@@ -37,7 +37,9 @@ def parse_status(data: bytes) -> ExecStatus:
         return ExecStatus(None, data.decode(errors="replace") or "the server sent no status")
     if status.get("status") == "Success":
         return ExecStatus(0)
-    for cause in (status.get("details") or {}).get("causes") or []:
+    details: dict[str, Any] = status.get("details") or {}
+    causes: list[dict[str, Any]] = details.get("causes") or []
+    for cause in causes:
         if cause.get("reason") == "ExitCode":
             return ExecStatus(int(cause["message"]), str(status.get("message", "")))
     return ExecStatus(None, str(status.get("message") or status.get("reason") or data))
@@ -46,9 +48,9 @@ def parse_status(data: bytes) -> ExecStatus:
 class ExecStream:
     """A command under way."""
 
-    def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+    def __init__(self, socket: Any) -> None:
         self._socket = socket
-        self.protocol = socket.protocol
+        self.protocol: str | None = socket.protocol
         self._status = b""
         self._ended = False
 
@@ -87,7 +89,7 @@ class ExecStream:
         async for message in self._socket:
             if message.type not in (aiohttp.WSMsgType.BINARY, aiohttp.WSMsgType.TEXT):
                 break
-            data = message.data.encode() if isinstance(message.data, str) else message.data
+            data: bytes = message.data.encode() if isinstance(message.data, str) else message.data
             if not data or data[0] == CLOSE:
                 continue
             if data[0] == STATUS:

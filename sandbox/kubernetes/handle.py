@@ -6,7 +6,7 @@ import dataclasses
 import os
 from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from sandbox.base import (
     Data,
@@ -52,6 +52,7 @@ class KubernetesSandbox(NamespaceSandbox):
             single_id=provider.settings.users == "one", ours=ours,
         )  # fmt: skip
         self.link = link
+        self._closing = False
 
     async def send(self, message: dict[str, Any], fds: list[int]) -> None:
         """Send the helper one request. Raises SandboxLost if the pod is gone."""
@@ -78,28 +79,26 @@ class KubernetesSandbox(NamespaceSandbox):
         requests: list[int] = []
         before = _REQUESTS.set(requests)
         try:
-            result = await super().exec(
-                argv, stdin=stdin, cwd=cwd, env=env, user=user, timeout=timeout, max_output=max_output, key=key
-            )
+            result = await super().exec(argv, stdin=stdin, cwd=cwd, env=env, user=user, timeout=timeout,
+                                        max_output=max_output, key=key)  # fmt: skip
         finally:
             _REQUESTS.reset(before)
         lost = self.link.lost
-        if result.outcome is not Outcome.LOST or lost is None or self._closed:
+        if result.outcome is not Outcome.LOST or lost is None or self._closing:
             return result
-        if not any(self.link.heard(number) for number in requests):
-            raise lost  # it never started
-        return dataclasses.replace(result, outcome=Outcome.OOM) if isinstance(lost, PodOutOfMemory) else result
-
-    async def snapshot(self) -> str:
-        """PolicyUnsupported: the API gives no access to a container's writable layer."""
-        raise PolicyUnsupported(
-            "pods have no snapshots: the API server gives no access to a container's writable layer; "
-            "take what is needed with get_tree, or use the namespace or docker backend"
+        began = any(self.link.heard(number) for number in requests)
+        if not began and result.repercussion is None:
+            raise lost
+        return (
+            dataclasses.replace(result, outcome=Outcome.OOM) if isinstance(lost, PodOutOfMemory) else result
         )
 
-    async def fork(self, n: int = 1) -> list[Self]:
-        """PolicyUnsupported, for the same reason."""
-        raise PolicyUnsupported("pods cannot be forked, since they have no snapshots")
+    async def snapshot(self) -> str:
+        """PolicyUnsupported, and so is `fork`: the API gives no access to a container's writable layer."""
+        raise PolicyUnsupported(
+            "pods have no snapshots and forks: the API gives no access to a container's writable layer; "
+            "take what is needed with get_tree, or use the namespace or docker backend"
+        )
 
     async def set_network(self, policy: NetworkPolicy) -> None:
         """PolicyUnsupported unless nothing changes."""
@@ -114,7 +113,7 @@ class KubernetesSandbox(NamespaceSandbox):
 
     async def fate(self) -> Repercussion | None:
         """Why a lost pod is lost, if its own commands did it."""
-        if self._closed:
+        if self._closing:
             return None
         lost = self.link.lost
         if lost is None:
@@ -123,13 +122,14 @@ class KubernetesSandbox(NamespaceSandbox):
 
     async def lost(self, text: str) -> SandboxLost:
         """The error for an operation that the pod did not survive: its own reason where it is known."""
-        if isinstance(self.link.lost, SandboxLost) and not self._closed:
+        if isinstance(self.link.lost, SandboxLost) and not self._closing:
             return self.link.lost
         return await super().lost(text)
 
     async def close(self) -> None:
         """See the contract."""
-        if not self._closed:
+        if not self._closing:
+            self._closing = True
             await self.link.close()
         await super().close()
 

@@ -52,7 +52,9 @@ class Clients:
             spec, client = lease["spec"], lease["metadata"]["labels"][f"{GROUP}/client"]
             since, beat = now - seconds(spec["renewTime"]), spec["leaseDurationSeconds"]
             ended = _has_ended(spec["holderIdentity"])
-            self._silent[client] = max(0.001, since - beat / 4) if ended else since - beat * 1.5 - SLACK_SECONDS
+            self._silent[client] = (
+                max(0.001, since - beat / 4) if ended else since - beat * 1.5 - SLACK_SECONDS
+            )
             self._names[client] = lease["metadata"]["name"]
 
     def silent(self, pod: dict[str, Any]) -> float:

@@ -12,10 +12,9 @@ import contextlib
 from collections.abc import Callable
 from typing import Any
 
-import aiohttp
-
-from sandbox.base import SandboxError, SandboxUnavailable
+from sandbox.base import SandboxError
 from sandbox.kubernetes.cluster import Cluster
+from sandbox.kubernetes.official import aiohttp
 
 WATCH_SECONDS = 300
 LOOK_SECONDS = 1.0
@@ -50,7 +49,9 @@ class PodWatch:
                 await self._task
             self._task = None
 
-    async def until(self, name: str, settled: Callable[[dict[str, Any] | None], bool], seconds: float) -> bool:
+    async def until(
+        self, name: str, settled: Callable[[dict[str, Any] | None], bool], seconds: float
+    ) -> bool:
         """Wait until `settled` holds for the pod's latest state (None: it is not there), False if it never
         did. `settled` is asked at every change and once a second."""
         event = self._events.setdefault(name, asyncio.Event())
@@ -121,7 +122,7 @@ class PodWatch:
                     version = self._event(event, version)
                     if not version:
                         break
-            except (aiohttp.ClientError, TimeoutError, OSError, ValueError, SandboxUnavailable, SandboxError):
+            except (aiohttp.ClientError, TimeoutError, OSError, ValueError, SandboxError):
                 pass  # the state that we have stays; the next round takes up where it ends
             await asyncio.sleep(wait)
             wait = min(wait * 2, LONGEST_WAIT)

@@ -25,11 +25,11 @@ from sandbox.base import (
     SandboxUnavailable,
 )
 from sandbox.images import ImageStore, default_store
-from sandbox.kubernetes import errors, manifests
+from sandbox.kubernetes import errors, manifests, roll
 from sandbox.kubernetes.cluster import Cluster
 from sandbox.kubernetes.execstream import ExecStream
 from sandbox.kubernetes.handle import KubernetesSandbox, Recorder
-from sandbox.kubernetes.heartbeat import Clients, identity, seconds
+from sandbox.kubernetes.heartbeat import identity
 from sandbox.kubernetes.link import Link
 from sandbox.kubernetes.manifests import GROUP
 from sandbox.kubernetes.podwatch import PodWatch
@@ -68,9 +68,18 @@ class KubernetesProvider:
             text
             for given, text in (
                 (settings.pids_limit, "processes: pods have no field for it; set podPidsLimit on the nodes"),
-                (settings.hard_disk, "disk at the moment of writing: the kubelet evicts, up to a minute later"),
-                (settings.kill_one, "memory without losing the sandbox: the whole pod is killed at its limit"),
-                (settings.network_enforced == "probe", "network: not probed whether the policies take effect"),
+                (
+                    settings.hard_disk,
+                    "disk at the moment of writing: the kubelet evicts, up to a minute later",
+                ),
+                (
+                    settings.kill_one,
+                    "memory without losing the sandbox: the whole pod is killed at its limit",
+                ),
+                (
+                    settings.network_enforced == "probe",
+                    "network: not probed whether the policies take effect",
+                ),
                 (False, "the image's /usr may be changed by root inside, for its own pod only"),
             )
             if not given
@@ -98,7 +107,13 @@ class KubernetesProvider:
         """Connect, and put what all pods share in place: helper, network policies, our lease."""
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
-            self._loop, self._opening, self.cluster, self.watch, self._heart = loop, asyncio.Lock(), None, None, None
+            self._loop, self._opening, self.cluster, self.watch, self._heart = (
+                loop,
+                asyncio.Lock(),
+                None,
+                None,
+                None,
+            )
         assert self._opening is not None
         async with self._opening:
             if self.cluster is None:
@@ -207,7 +222,9 @@ class KubernetesProvider:
         if not spec.workdir.startswith("/"):
             raise PolicyUnsupported(f"workdir must be absolute, not {spec.workdir!r}")
         if spec.nested:
-            raise PolicyUnsupported("pods get no right to make namespaces; run graders on the namespace backend")
+            raise PolicyUnsupported(
+                "pods get no right to make namespaces; run graders on the namespace backend"
+            )
         if spec.policy not in (NetworkPolicy("none"), NetworkPolicy("host")):
             raise PolicyUnsupported("NetworkPolicies know addresses, not names: use none or host, or docker")
 
@@ -238,7 +255,9 @@ class KubernetesProvider:
         if failure is not None:
             raise failure
         if not done:
-            state = errors.container(self.watch.pods.get(name) or {"metadata": {}}).get("state") or "not started"
+            state = (
+                errors.container(self.watch.pods.get(name) or {"metadata": {}}).get("state") or "not started"
+            )
             raise SandboxUnavailable(
                 f"pod {name} was not ready after {self.settings.start_s:g} s ({state}): raise start_s"
             )
@@ -249,21 +268,12 @@ class KubernetesProvider:
         try:
             return await cluster.exec(name, manifests.command(self.settings, "connect"))
         except (SandboxError, OSError) as error:
-            pod = await self._read_pod(cluster, name)
+            pod = await roll.read(cluster, name)
             if pod is None:
                 raise SandboxLost(f"pod {name} is gone") from error
             if (ended := errors.end(pod)) is not None:
                 raise ended from error
             raise ConnectionError(str(error)) from error
-
-    async def _read_pod(self, cluster: Cluster, name: str) -> dict[str, Any] | None:
-        return await cluster.call(
-            f"reading pod {name}",
-            cluster.core.read_namespaced_pod_without_preload_content,
-            name,
-            cluster.namespace,
-            accept=(404,),
-        )
 
     async def kill(self, id: str) -> None:
         """See `sandbox.namespace.handle.Keeper`."""
@@ -290,16 +300,10 @@ class KubernetesProvider:
         if self.cluster is None or self.watch is None:
             return
         name = manifests.pod_name(id)
-        found = None
+        found = False
         with contextlib.suppress(SandboxUnavailable):
-            found = await self.cluster.call(
-                f"deleting pod {name}",
-                self.cluster.core.delete_namespaced_pod_without_preload_content,
-                name,
-                self.cluster.namespace,
-                accept=(404,),
-            )
-        if found is not None:
+            found = await roll.delete(self.cluster, name)
+        if found:
             await self.watch.until(name, lambda pod: pod is None, CLOSE_SECONDS)
 
     async def attach(self, id: str) -> KubernetesSandbox:
@@ -308,11 +312,11 @@ class KubernetesProvider:
         if sandbox is not None and sandbox.connected:
             return sandbox
         cluster = await self.open()
-        pod = await self._read_pod(cluster, manifests.pod_name(id)) if id.isalnum() else None
+        pod = await roll.read(cluster, manifests.pod_name(id)) if id.isalnum() else None
         if sandbox is not None or pod is None or errors.end(pod) is not None:
             raise SandboxLost(f"no living sandbox {id}")
         note: Mapping[str, str] = pod["metadata"]["annotations"]
-        orphan = (await self._clients(cluster)).silent(pod) > 0
+        orphan = (await roll.clients(cluster)).silent(pod) > 0
         log = self._log(id, pod)
         link = self._link(cluster, id, log, creator=False)
         try:
@@ -335,69 +339,13 @@ class KubernetesProvider:
 
     # ---- bookkeeping
 
-    async def _pods(self, cluster: Cluster, owner: str) -> list[dict[str, Any]]:
-        answer = await cluster.call(
-            "listing pods",
-            cluster.core.list_namespaced_pod_without_preload_content,
-            cluster.namespace,
-            label_selector=f"{GROUP}/owner={manifests.label(owner)},app.kubernetes.io/managed-by=posttrain",
-        )
-        assert answer is not None
-        return [pod for pod in answer["items"] if pod["metadata"]["annotations"][f"{GROUP}/owner"] == owner]
-
-    async def _clients(self, cluster: Cluster) -> Clients:
-        answer = await cluster.call(
-            "listing leases",
-            cluster.coordination.list_namespaced_lease_without_preload_content,
-            cluster.namespace,
-            label_selector="app.kubernetes.io/managed-by=posttrain",
-        )
-        assert answer is not None
-        return Clients(answer["items"], time.time() + cluster.clock_offset)
-
     async def list(self, owner: str) -> list[SandboxInfo]:
         """Living sandboxes of `owner`, of every client."""
-        cluster = await self.open()
-        pods, clients = await self._pods(cluster, owner), await self._clients(cluster)
-        return [
-            SandboxInfo(
-                id=pod["metadata"]["labels"][f"{GROUP}/id"],
-                owner=owner,
-                image=pod["metadata"]["annotations"][f"{GROUP}/image"],
-                created=seconds(pod["metadata"]["creationTimestamp"]),
-                orphan=clients.silent(pod) > 0,
-            )
-            for pod in pods
-            if errors.end(pod) is None
-        ]
+        return await roll.living(await self.open(), owner)
 
     async def reap(self, owner: str) -> int:
-        """Delete pods of this owner that have ended, or whose client's lease and own lease are over."""
-        cluster = await self.open()
-        pods, clients = await self._pods(cluster, owner), await self._clients(cluster)
-        count = 0
-        for pod in pods:
-            id = pod["metadata"]["labels"][f"{GROUP}/id"]
-            lease = float(pod["metadata"]["annotations"][f"{GROUP}/lease-seconds"])
-            ended = errors.end(pod) is not None and id not in self._live
-            if ended or clients.silent(pod) > lease:
-                await cluster.call(
-                    f"deleting pod {id}",
-                    cluster.core.delete_namespaced_pod_without_preload_content,
-                    pod["metadata"]["name"],
-                    cluster.namespace,
-                    accept=(404,),
-                )
-                count += 1
-        for name in clients.forgotten(self.settings.life_s):
-            await cluster.call(
-                "deleting a lease",
-                cluster.coordination.delete_namespaced_lease_without_preload_content,
-                name,
-                cluster.namespace,
-                accept=(404,),
-            )
-        return count
+        """Delete pods of this owner that have ended, or whose client is dead and whose lease is over."""
+        return await roll.reap(await self.open(), owner, spare=self._live, life_s=self.settings.life_s)
 
     async def close(self) -> None:
         """Delete this client's pods and its lease; idempotent."""
@@ -433,7 +381,7 @@ def _verify(facts: Mapping[str, Any], spec: SandboxSpec) -> None:
     limit = facts["memory_max"]
     if limit is not None and limit > spec.memory_mb << 20:
         raise SandboxUnavailable(
-            f"the node gave the pod {limit >> 20} MiB instead of {spec.memory_mb}: look at its runtime's settings"
+            f"the node gave the pod {limit >> 20} MiB instead of {spec.memory_mb}: look at its settings"
         )
 
 

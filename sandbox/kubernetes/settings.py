@@ -34,9 +34,9 @@ class KubernetesSettings(BaseModel):
     """The interpreter (3.9 or newer, standard library) in the image that runs our helper."""
     users: Literal["two", "one"] = "two"
     """`two`: our helper is root with eight file and user capabilities, commands are uid 1000 with none
-    (Pod Security "baseline"). `one`: everything is uid 1000 with nothing ("restricted"); no `user="root"`."""
+    (Pod Security "baseline"). `one`: everything is uid 1000 with nothing ("restricted"), without root."""
     host_users: bool | None = None
-    """False: each pod has its own user namespace (Kubernetes 1.33, Linux 6.3). None: the cluster's default."""
+    """False: each pod has a user namespace of its own (Kubernetes 1.33). None: the cluster's default."""
     runtime_class: str = ""
     """RuntimeClass of pods whose spec names none (gVisor, Kata)."""
     cpu_request: str = "50m"

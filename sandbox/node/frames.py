@@ -137,7 +137,7 @@ class Ledger:
             raise LinkBroken(f"frame {self.received + 1} is missing")
         self.received = frame.number
         self._owed_bytes += len(frame.payload)
-        self._owed_frames += 1
+        self._owed_frames += ACK_FRAMES if frame.kind is Kind.REQUEST else 1
         return True
 
     def acknowledge(self, number: int) -> None:
@@ -147,7 +147,8 @@ class Ledger:
             self._kept.popleft()
 
     def owes(self) -> bool:
-        """Whether enough has arrived that a bare acknowledgement is due."""
+        """Whether a bare acknowledgement is due: for a request at once, so that its sender knows whether it
+        began."""
         return self._owed_bytes >= ACK_BYTES or self._owed_frames >= ACK_FRAMES
 
     def replay(self, received: int) -> bytes:

@@ -117,7 +117,9 @@ class Mux:
         if stream is None or not stream.reads or stream.credit <= 0:
             return
         if stream.follows and not stream.behind:
-            stream.behind = [(other, other.total + _waiting(other.fd)) for other in stream.follows if other.reads]
+            stream.behind = [
+                (other, other.total + _waiting(other.fd)) for other in stream.follows if other.reads
+            ]
         if any(other.total < goal and other.reads for other, goal in stream.behind):
             for other, _ in stream.behind:
                 self.readable(other.fd)

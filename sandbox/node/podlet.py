@@ -1,7 +1,7 @@
 """PID 1 of a pod: serves the same requests as `init`, over exec streams of the API server.
 
     python3 -I -S podlet.pyz serve '{"workdir": ..., ...}'    the container's main process
-    python3 -I -S podlet.pyz connect                          what an exec runs: stdin and stdout to its socket
+    python3 -I -S podlet.pyz connect                          what an exec runs: stdin and stdout to it
 
 A session belongs to one client and outlives its connections: commands go on while the client reconnects,
 and nothing is lost or repeated (`frames`). A session that nobody resumes within `reconnect_s` ends with its

@@ -149,7 +149,9 @@ def _groups(root: str, groups: dict[str, str | None]) -> None:
             target = f"{root}/sys/fs/cgroup" if together else f"{root}/sys/fs/cgroup/{name}"
             os.makedirs(target, exist_ok=True)
             _bind_read_only(folder, target)
-    sc.mount(None, f"{root}/sys", None, sc.MS_REMOUNT | sc.MS_BIND | sc.MS_RDONLY | sc.MS_NOSUID | sc.MS_NOEXEC)
+    sc.mount(
+        None, f"{root}/sys", None, sc.MS_REMOUNT | sc.MS_BIND | sc.MS_RDONLY | sc.MS_NOSUID | sc.MS_NOEXEC
+    )
 
 
 def _enter(root: str) -> None:

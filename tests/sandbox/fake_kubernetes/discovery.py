@@ -22,7 +22,9 @@ def answer(path: str) -> dict[str, Any] | None:
         return {"kind": "APIVersions", "versions": ["v1"]}
     if path == "/apis":
         groups = [name.rpartition("/") for name in RESOURCES if "/" in name]
-        versions = [{"groupVersion": f"{group}/{version}", "version": version} for group, _, version in groups]
+        versions = [
+            {"groupVersion": f"{group}/{version}", "version": version} for group, _, version in groups
+        ]
         return {"kind": "APIGroupList", "apiVersion": "v1", "groups": [
             {"name": group, "versions": [each], "preferredVersion": each}
             for (group, _, _), each in zip(groups, versions, strict=True)

@@ -66,7 +66,10 @@ class Exec:
             close_all([in_r, out_w, err_w])
         status = Channel(ours)
         reader = asyncio.create_task(self._input(in_w))
-        outputs = [asyncio.create_task(self._output(out_r, STDOUT)), asyncio.create_task(self._output(err_r, STDERR))]
+        outputs = [
+            asyncio.create_task(self._output(out_r, STDOUT)),
+            asyncio.create_task(self._output(err_r, STDERR)),
+        ]
         try:
             report = await self._report(status, outputs, reader)
             await self._finish(report)

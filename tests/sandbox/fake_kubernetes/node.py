@@ -1,4 +1,4 @@
-"""Scheduler and kubelet of the fake: pods become namespace sandboxes, with statuses as a real node reports."""
+"""Scheduler and kubelet of the fake: pods become namespace sandboxes, with statuses as of a real node."""
 
 from __future__ import annotations
 
@@ -61,7 +61,9 @@ class Node:
         await asyncio.gather(*self.tasks.values(), return_exceptions=True)
         for uid in list(self.boxes):
             await self._stop(uid)
-        if self.lingering:  # removals under way, and commands whose client left: they end with their sandboxes
+        if (
+            self.lingering
+        ):  # removals under way, and commands whose client left: they end with their sandboxes
             await asyncio.wait(self.lingering, timeout=10)
 
     def linger(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
@@ -86,8 +88,9 @@ class Node:
             await self._volumes(box, pod)
             security = container.get("securityContext") or {}
             user = "root" if security.get("runAsUser", 0) == 0 else "agent"
-            main = await box.spawn(container.get("command") or ["sleep", "infinity"], cwd="/", user=user,
-                                   env={"KUBERNETES_SERVICE_HOST": "127.0.0.1", "HOSTNAME": "sandbox"})  # fmt: skip
+            env = {"KUBERNETES_SERVICE_HOST": "127.0.0.1", "HOSTNAME": "sandbox"}
+            command = container.get("command") or ["sleep", "infinity"]
+            main = await box.spawn(command, cwd="/", user=user, env=env)
         except (SandboxError, KeyError) as error:
             self._wait(pod, name, "CreateContainerError", str(error))
             return
@@ -99,7 +102,9 @@ class Node:
             async with asyncio.timeout(pod["spec"].get("activeDeadlineSeconds")):
                 result = await main.wait()
         except TimeoutError:
-            await self.end(pod, "DeadlineExceeded", "Pod was active on the node longer than the specified deadline")
+            await self.end(
+                pod, "DeadlineExceeded", "Pod was active on the node longer than the specified deadline"
+            )
             return
         finally:
             probe.cancel()
@@ -115,7 +120,9 @@ class Node:
     async def _schedule(self, pod: dict[str, Any]) -> bool:
         while (wanted := self._request(pod)) > self.memory - self._used(pod):
             free = (self.memory - self._used(pod)) >> 20
-            message = f"0/1 nodes are available: 1 Insufficient memory ({wanted >> 20}Mi asked, {free}Mi free)."
+            message = (
+                f"0/1 nodes are available: 1 Insufficient memory ({wanted >> 20}Mi asked, {free}Mi free)."
+            )
             self._condition(pod, "PodScheduled", "False", "Unschedulable", message)
             await asyncio.sleep(0.2)
         pod["spec"]["nodeName"] = "fake-node"
@@ -130,14 +137,18 @@ class Node:
         return sum(
             self._request(pod)
             for pod in self.store.list("pods", "")
-            if pod is not but and pod["spec"].get("nodeName") and pod["status"]["phase"] in ("Pending", "Running")
+            if pod is not but
+            and pod["spec"].get("nodeName")
+            and pod["status"]["phase"] in ("Pending", "Running")
         )
 
     async def _pull(self, pod: dict[str, Any], name: str, image: str) -> bool:
         self._wait(pod, name, "ContainerCreating", "")
         await asyncio.sleep(self.faults.pull_s)
         digest = self._digest(image)
-        while any(part in image for part in self.faults.missing_images) or not self.provider.images.exists(digest):
+        while any(part in image for part in self.faults.missing_images) or not self.provider.images.exists(
+            digest
+        ):
             text = f'failed to pull image "{image}": not found'
             self._wait(pod, name, "ErrImagePull", text)
             await asyncio.sleep(0.2)
@@ -203,7 +214,9 @@ class Node:
 
     # ---- statuses
 
-    def _status(self, pod: dict[str, Any], name: str, state: dict[str, Any], *, ready: bool) -> dict[str, Any]:
+    def _status(
+        self, pod: dict[str, Any], name: str, state: dict[str, Any], *, ready: bool
+    ) -> dict[str, Any]:
         image = pod["spec"]["containers"][0]["image"]
         return {"name": name, "image": image, "imageID": image, "ready": ready, "started": ready,
                 "restartCount": 0, "state": state}  # fmt: skip
@@ -220,7 +233,13 @@ class Node:
         self, pod: dict[str, Any], type: str, status: str, reason: str = "", message: str = "", **changes: Any
     ) -> None:
         others = [each for each in pod["status"]["conditions"] if each["type"] != type]
-        fresh = {"type": type, "status": status, "reason": reason, "message": message, "lastTransitionTime": now()}
+        fresh = {
+            "type": type,
+            "status": status,
+            "reason": reason,
+            "message": message,
+            "lastTransitionTime": now(),
+        }
         if fresh["reason"] and any(each.get("message") == message for each in pod["status"]["conditions"]):
             return
         self._set(pod, conditions=[*others, fresh], **changes)

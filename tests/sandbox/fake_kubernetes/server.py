@@ -20,6 +20,7 @@ from tests.sandbox.fake_kubernetes.faults import Faults
 from tests.sandbox.fake_kubernetes.node import Node
 from tests.sandbox.fake_kubernetes.store import Conflict, Event, Gone, Store
 
+
 class Refused(Exception):
     """An answer that is no success."""
 
@@ -65,8 +66,8 @@ class FakeCluster:
         site = web.TCPSite(self._runner, "127.0.0.1", 0, ssl_context=context)
         await site.start()
         self.port = self._runner.addresses[0][1]
-        self.store.create("namespaces", "", {"apiVersion": "v1", "kind": "Namespace",
-                                              "metadata": {"name": "default"}, "status": {"phase": "Active"}})  # fmt: skip
+        space = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "default"}}
+        self.store.create("namespaces", "", {**space, "status": {"phase": "Active"}})
         self.kubeconfig.write_text(yaml.safe_dump(self._kubeconfig()))
         return self
 
@@ -206,7 +207,9 @@ class FakeCluster:
         metadata = {"resourceVersion": str(self.store.version)}
         if limit and start + limit < len(items):
             metadata["continue"] = str(start + limit)
-        return web.json_response({"kind": f"{kind}List", "apiVersion": group, "metadata": metadata, "items": page})
+        return web.json_response(
+            {"kind": f"{kind}List", "apiVersion": group, "metadata": metadata, "items": page}
+        )
 
     async def _watch(self, request: web.Request, resource: str, namespace: str) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "application/json"})
@@ -217,7 +220,9 @@ class FakeCluster:
         after = int(query.get("resourceVersion") or self.store.version)
         try:
             async with asyncio.timeout(float(query.get("timeoutSeconds") or 300)):
-                async for event in self.store.follow(resource, namespace, query.get("labelSelector", ""), after):
+                async for event in self.store.follow(
+                    resource, namespace, query.get("labelSelector", ""), after
+                ):
                     line = _line(event)
                     if lines is not None and lines <= 0:
                         await response.write(line[: len(line) // 2])
@@ -260,7 +265,9 @@ class FakeCluster:
         statuses = pod["status"].get("containerStatuses") or [{"state": {}}]
         if self.faults.refuse_execs or box is None or "running" not in statuses[0]["state"]:
             self.faults.refuse_execs = max(0, self.faults.refuse_execs - 1)
-            raise Refused(500, "InternalError", 'unable to upgrade connection: container not found ("sandbox")')
+            raise Refused(
+                500, "InternalError", 'unable to upgrade connection: container not found ("sandbox")'
+            )
         security = pod["spec"]["containers"][0].get("securityContext") or {}
         user = "root" if security.get("runAsUser", 0) == 0 else "agent"
         self.execs.append(request)

@@ -1,4 +1,4 @@
-"""Objects against the OpenAPI types that the official client carries: unknown fields, wrong types, absences."""
+"""Objects against the OpenAPI types of the official client: unknown fields, wrong types, absences."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def problems(body: dict[str, Any]) -> list[str]:
         model.model_validate(body)
     except ValidationError as error:
         found += [f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()]
-    return found + _rules(body)
+    return found or _rules(body)
 
 
 def _unknown(value: Any, type: str, where: str) -> list[str]:

@@ -1,5 +1,5 @@
-"""Independent clients against the fake, so that it is not only our own reading of the protocol: a real kubectl
-and the official synchronous client. And our exec stream against plain commands."""
+"""Independent clients against the fake, so that it is not our own reading of the protocol alone: a real
+kubectl and the official synchronous client. And our exec stream against plain commands."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,8 @@ from sandbox.kubernetes import KubernetesProvider, KubernetesSandbox
 from sandbox.kubernetes.execstream import STDERR, STDOUT, ExecStream, parse_status
 from sandbox.namespace import NamespaceProvider
 from tests.sandbox.fake_kubernetes import FakeCluster, settings
+
+pytestmark = pytest.mark.services
 
 ROOT = Path(__file__).resolve().parents[3]
 POD = """
@@ -83,7 +84,9 @@ async def test_a_missing_status_is_unknown_not_zero(
         assert stream.status is None
 
 
-async def test_v4_cannot_half_close(cluster: FakeCluster, kube: KubernetesProvider, spec: SandboxSpec) -> None:
+async def test_v4_cannot_half_close(
+    cluster: FakeCluster, kube: KubernetesProvider, spec: SandboxSpec
+) -> None:
     cluster.faults.only_v4 = True
     async with await kube.create(spec) as box:
         stream = await raw(kube, box, "echo", "x")
@@ -113,30 +116,37 @@ async def test_tls_with_the_clusters_own_certificate(
         pytest.skip("openssl is not installed")
     key, certificate = tmp_path / "key.pem", tmp_path / "cert.pem"
     subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2",
-         "-subj", "/CN=fake", "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", key, "-out", certificate],
+        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes",
+         "-days", "2", "-subj", "/CN=fake", "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", key,
+         "-out", certificate],
         check=True, capture_output=True,
     )  # fmt: skip
-    async with FakeCluster(tmp_path, node, certificate=(certificate, key)) as cluster:
-        async with KubernetesProvider(store, **settings(cluster)) as kube, await kube.create(spec) as box:
-            assert cluster.kubeconfig.read_text().count("https://") == 1
-            assert (await box.exec("echo over TLS")).stdout == b"over TLS\n"
+    async with (
+        FakeCluster(tmp_path, node, certificate=(certificate, key)) as cluster,
+        KubernetesProvider(store, **settings(cluster)) as kube,
+        await kube.create(spec) as box,
+    ):
+        assert cluster.kubeconfig.read_text().count("https://") == 1
+        assert (await box.exec("echo over TLS")).stdout == b"over TLS\n"
 
 
 # ---- kubectl and the official client
 
 
 @pytest.fixture
-def kubectl() -> Iterator[str]:
+def kubectl() -> str:
     found = shutil.which("kubectl", path=f"{ROOT}/.venv/bin{os.pathsep}{os.environ['PATH']}")
     if found is None:
         pytest.skip("kubectl is not installed: run .ci/kubectl")
-    yield found
+    return found
 
 
 async def run(*command: str | Path, input: bytes | None = None) -> tuple[int, bytes, bytes]:
     process = await asyncio.create_subprocess_exec(
-        *command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+        *command,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
     )
     out, err = await process.communicate(input)
     assert process.returncode is not None
@@ -149,7 +159,6 @@ def manifest(folder: Path, node: NamespaceProvider) -> Path:
     return path
 
 
-@pytest.mark.services
 async def test_kubectl(cluster: FakeCluster, node: NamespaceProvider, tmp_path: Path, kubectl: str) -> None:
     k = (kubectl, "--kubeconfig", cluster.kubeconfig, "--cache-dir", tmp_path / "cache")
     assert await run(*k, "create", "-f", manifest(tmp_path, node)) == (0, b"pod/plain created\n", b"")
@@ -178,7 +187,6 @@ async def test_kubectl(cluster: FakeCluster, node: NamespaceProvider, tmp_path: 
     assert cluster.pods() == []
 
 
-@pytest.mark.services
 async def test_kubectl_sees_our_pods_and_runs_in_them(
     cluster: FakeCluster, kube: KubernetesProvider, spec: SandboxSpec, kubectl: str, tmp_path: Path
 ) -> None:
@@ -196,7 +204,6 @@ async def test_kubectl_sees_our_pods_and_runs_in_them(
         ]
 
 
-@pytest.mark.services
 async def test_the_official_client(cluster: FakeCluster, node: NamespaceProvider, tmp_path: Path) -> None:
     import yaml
 
@@ -230,7 +237,6 @@ async def test_the_official_client(cluster: FakeCluster, node: NamespaceProvider
     assert found == {"out": 5_000_000, "err": b"err\n", "code": 3, "kind": "Pod"}
 
 
-@pytest.mark.services
 async def test_the_fake_as_a_program(node: NamespaceProvider, tmp_path: Path, kubectl: str) -> None:
     kubeconfig = tmp_path / "config"
     process = await asyncio.create_subprocess_exec(
