@@ -28,14 +28,17 @@ class NamespaceSandbox(Commands):
     async def write(self, path: str, data: Data, *, mode: int = 0o644) -> None:
         """See the contract."""
         where = self._absolute(path)
-        async with self.logged("write", {"path": where, "mode": mode}, _whole(data)) as token:
+        whole = _whole(data)
+        call = {"path": where, "mode": mode, "streamed": whole is None}
+        async with self.logged("write", call, whole) as token:
             await self._files.write(where, data, mode)
             self.log.done(token)
 
     async def put_tree(self, path: str, tar: Data) -> None:
         """See the contract."""
         where = self._absolute(path)
-        async with self.logged("put_tree", {"path": where}, _whole(tar)) as token:
+        whole = _whole(tar)
+        async with self.logged("put_tree", {"path": where, "streamed": whole is None}, whole) as token:
             await self._files.put_tree(where, tar)
             self.log.done(token)
 
