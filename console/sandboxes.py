@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 app = App(name="sandbox", help="Whether this host can keep foreign code in.")
 
+app.command("console.sandbox_run:run", name="run")
+
 _NAMES = {
     "network_none": "no network",
     "memory_limit": "memory limit",
