@@ -8,7 +8,7 @@ import dataclasses
 import os
 import socket
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Protocol, Self
 
 from sandbox.base import (
     Capabilities,
@@ -28,12 +28,9 @@ from sandbox.log import SandboxLog
 from sandbox.namespace import keyed
 from sandbox.namespace.channel import Channel, Collector, close_all, feed
 from sandbox.namespace.files import Files
-from sandbox.namespace.gate import Gate
+from sandbox.namespace.gate import Gate, Ways
 from sandbox.namespace.process import HeldProcess, NamespaceProcess
 from sandbox.network.proxy import Attempt
-
-if TYPE_CHECKING:
-    from sandbox.namespace.provider import NamespaceProvider
 
 DEFAULT_PATH = (
     f"/opt/env/bin:{python_prefix()}/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -48,12 +45,36 @@ def base_environment(user: str) -> dict[str, str]:
             "LANG": "C.UTF-8", "TZ": "UTC", "TERM": "dumb", "TMPDIR": "/tmp"}  # fmt: skip
 
 
+class Keeper(Protocol):
+    """What a handle needs of the provider that made it."""
+
+    ways: Ways
+
+    def capabilities(self) -> Capabilities: ...
+
+    async def create(self, spec: SandboxSpec) -> Any: ...
+
+    async def kill(self, id: str) -> None:
+        """End a sandbox of this client and remove what was its."""
+        ...
+
+    async def end(self, id: str, channel: Channel) -> None:
+        """The same for one that this client made or inherited."""
+        ...
+
+    async def fate(self, id: str) -> Repercussion | None:
+        """Why a sandbox that answers no more ended: by its own doing, or (None) by a fault of ours."""
+        ...
+
+    def import_snapshot(self, parent: str, tar: bytes, note: str) -> str: ...
+
+
 class NamespaceSandbox:
     """See `sandbox.base.Sandbox`. Made by `NamespaceProvider.create` and `attach` only."""
 
     def __init__(
         self,
-        provider: NamespaceProvider,
+        provider: Keeper,
         id: str,
         spec: SandboxSpec,
         environment: Mapping[str, str],
@@ -292,16 +313,17 @@ class NamespaceSandbox:
             self.log.done(token, image=image)
         return image
 
-    async def fork(self, n: int = 1) -> list[NamespaceSandbox]:
+    async def fork(self, n: int = 1) -> list[Self]:
         """See the contract: one snapshot, whose layer all of them share."""
         spec = dataclasses.replace(self.spec, image=await self.snapshot(), network=self._gate.policy)
         tasks = [asyncio.create_task(self._provider.create(spec)) for _ in range(n)]
-        made = await asyncio.gather(*tasks, return_exceptions=True)
+        made: list[Self | BaseException] = await asyncio.gather(*tasks, return_exceptions=True)
         failed = next((each for each in made if isinstance(each, BaseException)), None)
+        boxes = [each for each in made if not isinstance(each, BaseException)]
         if failed is not None:
-            await asyncio.gather(*(box.close() for box in made if isinstance(box, NamespaceSandbox)))
+            await asyncio.gather(*(box.close() for box in boxes))
             raise failed
-        return [box for box in made if isinstance(box, NamespaceSandbox)]
+        return boxes
 
     async def set_network(self, policy: NetworkPolicy) -> None:
         """See the contract. Only the client that owns the sandbox can: the proxy runs in it."""

@@ -17,7 +17,7 @@ import sys
 import time
 from typing import Any
 
-from sandbox.node import children, fileops, held, keyed, listening, monitor, privileges, rootfs, wire
+from sandbox.node import children, fileops, held, keyed, listening, monitor, privileges, rootfs, sealed, wire
 from sandbox.node import syscalls as sc
 from sandbox.node.course import UNUSED
 
@@ -57,15 +57,19 @@ class Init:
                     children.drain(wake)
                     self._reap()
                 elif fd == control.fileno():
-                    _, fds = wire.receive(control)
-                    if not fds:
-                        return  # the zygote is gone
-                    guest = socket.socket(fileno=fds[0])
+                    guest = self._admit(control)
+                    if guest is None:
+                        return
                     self.clients[guest.fileno()] = guest
                     poll.register(guest.fileno(), select.POLLIN)
                     self.over_at = None
                 elif not self._hear(fd, poll):
                     return
+
+    def _admit(self, control: socket.socket) -> socket.socket | None:
+        """A further client, whom the zygote sends; None if the zygote is gone."""
+        _, fds = wire.receive(control)
+        return socket.socket(fileno=fds[0]) if fds else None
 
     def _hear(self, fd: int, poll: select.poll) -> bool:
         """One message of a client, or its end; False if the sandbox ends with it."""
@@ -148,6 +152,7 @@ class Init:
 
     def _fork(self, message: dict[str, Any], status: socket.socket, fds: list[int]) -> None:
         """Fork a monitor for one request."""
+        self._settle()
         name: str | None = message.get("name")
         ours, theirs = socket.socketpair() if message.get("held") else (None, None)
         try:
@@ -173,6 +178,17 @@ class Init:
         if pid > 0:
             self.monitors.add(pid)
 
+    def _settle(self) -> None:
+        """Finish with monitors that are ending: what dies with a killed one must not be a newer command.
+
+        A client hears of a monitor's end before init does, since sockets close before SIGCHLD comes.
+        """
+        for pid in list(self.monitors):
+            if _is_exiting(pid):
+                with contextlib.suppress(ChildProcessError):
+                    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+                self._reap()
+
     def _forget_clients(self) -> None:
         for sock in self.clients.values():
             sock.close()
@@ -196,11 +212,31 @@ class Init:
         return 0
 
 
-def _loopback_up() -> None:
+def _is_exiting(pid: int) -> bool:
+    """Whether a child has begun to exit (PF_EXITING in proc(5), field 9)."""
+    try:
+        fd = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        return bool(int(os.read(fd, 4096).rpartition(b")")[2].split()[6]) & 4)
+    finally:
+        os.close(fd)
+
+
+def loopback_up() -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         request = struct.pack("16sH14x", b"lo", 0)
         flags = struct.unpack("16sH14x", fcntl.ioctl(sock, SIOCGIFFLAGS, request))[1]
-        fcntl.ioctl(sock, SIOCSIFFLAGS, struct.pack("16sH14x", b"lo", flags | IFF_UP))
+        if not flags & IFF_UP:
+            fcntl.ioctl(sock, SIOCSIFFLAGS, struct.pack("16sH14x", b"lo", flags | IFF_UP))
+
+
+def make_workdir(spec: dict[str, Any]) -> None:
+    """The agent's work folder, where the image has none."""
+    if not os.path.isdir(spec["workdir"]):
+        agent = 0 if spec["single_id"] else privileges.AGENT
+        fileops.make_parents(f"{spec['workdir']}/.", agent)
 
 
 def _prepare(spec: dict[str, Any]) -> int:
@@ -212,12 +248,10 @@ def _prepare(spec: dict[str, Any]) -> int:
         with contextlib.suppress(OSError):
             sc.unshare(sc.CLONE_NEWCGROUP)
     if spec["network"] == "none":
-        _loopback_up()
+        loopback_up()
     socket.sethostname("sandbox")
     upper = rootfs.build(spec)
-    if not os.path.isdir(spec["workdir"]):
-        agent = 0 if spec["single_id"] else privileges.AGENT
-        fileops.make_parents(f"{spec['workdir']}/.", agent)
+    make_workdir(spec)
     return upper
 
 
@@ -234,6 +268,7 @@ def run(spec: dict[str, Any], client: socket.socket, control: socket.socket) -> 
         os.dup2(null, fd)
     sys.stdin = sys.stdout = sys.stderr = None
     os.chdir("/")
+    sealed.seal()
     privileges.bound(spec)
     wire.send(client, {"ready": True})
     Init(spec, client, upper).loop(wake, control)

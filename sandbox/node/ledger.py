@@ -29,11 +29,12 @@ class Refused(Exception):
 class Ledger:
     """This nodelet's promises, and those of the others."""
 
-    def __init__(self, folder: str, ceiling: int | None) -> None:
-        """`ceiling` is the memory limit in bytes of the group that all sandboxes are in, if it has one."""
+    def __init__(self, folder: str, ceiling: int | None, name: str = "") -> None:
+        """`ceiling` is the memory limit in bytes of the group that all sandboxes are in, if it has one.
+        `name` tells several ledgers of one process apart."""
         os.makedirs(folder, exist_ok=True)
         self._folder = folder
-        self._name = f"{os.getpid()}.load"
+        self._name = f"{os.getpid()}{name}.load"
         self._lock = os.open(f"{folder}/lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         self._own = os.open(f"{folder}/{self._name}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         fcntl.flock(self._own, fcntl.LOCK_EX)
