@@ -1,11 +1,16 @@
 """How fast sandboxes start and answer, and how many live at once.
 
-    python -m benchmarks.sandbox [--json FILE] [--samples 100] [--alive 300]
+    python -m benchmarks.sandbox [--json FILE] [--samples 100] [--alive 300] [--docker FOLDER]
 
 Measured with all limits on and no warm pool: create to first output, the round trip of one more command, and
 a number of idle sandboxes alive together (their memory from MemAvailable, their round trip while all live).
 `subprocess` is the machine's own price of a process at the same time: read the others against it, and
-against the load average. Left out: peers, other backends and duty mixes.
+against the load average.
+
+With --docker, in turns with the namespace backend on the same machine: our docker backend, plain `docker run`
+with `docker exec`, and SWE-ReX's docker deployment, on one private engine and one image (FOLDER keeps what
+they need between runs; needs root, docker.io, mmdebstrap and registries). Namespaces share the host's files
+and have no engine: another level of isolation, not a better docker. Left out: duty mixes.
 """
 
 from __future__ import annotations
@@ -23,8 +28,12 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from sandbox.base import SandboxSpec
+from sandbox.base import SandboxProvider, SandboxSpec
 from sandbox.namespace import NamespaceProvider
+
+Times = dict[str, list[float]]
+REPEATS = 5
+TURNS = 5
 
 
 def summary(seconds: list[float]) -> dict[str, float]:
@@ -52,28 +61,37 @@ def available_kib() -> int:
     raise AssertionError("no MemAvailable in /proc/meminfo")
 
 
-async def speed(provider: NamespaceProvider, image: str, samples: int) -> dict[str, dict[str, float]]:
-    first: list[float] = []
-    again: list[float] = []
-    close: list[float] = []
-    plain: list[float] = []
+async def speed(provider: SandboxProvider, image: str, samples: int) -> Times:
+    """Creation up to the first command's output, one more command, closing; all in seconds."""
+    times: Times = {"create": [], "exec": [], "close": []}
     for _ in range(samples):
-        started = time.perf_counter()
-        subprocess.run(["/bin/true"], check=True)
-        plain.append(time.perf_counter() - started)
         started = time.perf_counter()
         box = await provider.create(SandboxSpec(image=image))
         result = await box.exec(["/bin/echo", "hello"])
-        first.append(time.perf_counter() - started)
+        times["create"].append(time.perf_counter() - started)
         assert result.stdout == b"hello\n"
-        for _ in range(5):
-            again.append(await timed(lambda box=box: box.exec(["/bin/true"])))
-        close.append(await timed(box.close))
-    named = {"create_ms": first, "exec_ms": again, "close_ms": close, "subprocess_ms": plain}
-    return {name: summary(values) for name, values in named.items()}
+        for _ in range(REPEATS):
+            times["exec"].append(await timed(lambda box=box: box.exec(["/bin/true"])))
+        times["close"].append(await timed(box.close))
+    return times
 
 
-async def density(provider: NamespaceProvider, image: str, alive: int) -> dict[str, Any]:
+def plain(samples: int) -> Times:
+    """What the machine asks for a process."""
+    times: Times = {"exec": []}
+    for _ in range(samples):
+        started = time.perf_counter()
+        subprocess.run(["/bin/true"], check=True)
+        times["exec"].append(time.perf_counter() - started)
+    return times
+
+
+def add(total: dict[str, Times], backend: str, times: Times) -> None:
+    for name, values in times.items():
+        total.setdefault(backend, {}).setdefault(name, []).extend(values)
+
+
+async def density(provider: SandboxProvider, image: str, alive: int) -> dict[str, Any]:
     before = available_kib()
     started = time.perf_counter()
     spec = SandboxSpec(image=image, memory_mb=64, pids=32, disk_mb=16)
@@ -97,17 +115,54 @@ async def density(provider: NamespaceProvider, image: str, alive: int) -> dict[s
     }
 
 
-async def measure(samples: int, alive: int) -> dict[str, Any]:
+async def beside_docker(
+    total: dict[str, Times], provider: NamespaceProvider, samples: int, folder: Path
+) -> None:
+    """Turns of all backends, so that whatever else this machine does meets them alike."""
+    from benchmarks import _peers
+    from sandbox.docker import DockerProvider
+    from sandbox.docker.private import PrivateEngine
+
+    peers = _peers.Peers(folder)
+    peers.prepare()
+    with tempfile.TemporaryDirectory(dir="/tmp") as place, PrivateEngine(Path(place), bridge=True) as engine:
+        peers.load(engine)
+        async with DockerProvider(provider.images, url=engine.url) as ours:
+            with peers.tar.open("rb") as tar:
+                image = provider.images.stack(None, provider.images.import_layer(tar))
+            await speed(ours, image, 1)
+            for turn in range(TURNS):
+                part = samples // TURNS + (turn < samples % TURNS)
+                add(total, "namespace", await speed(provider, provider.images.host_base(), part))
+                add(total, "docker", await speed(ours, image, part))
+                add(total, "docker_run", _peers.docker_run(engine, part, REPEATS))
+                add(total, "swerex_docker", peers.swerex(engine, part, REPEATS))
+                add(total, "subprocess", plain(part))
+
+
+async def measure(samples: int, alive: int, docker: Path | None) -> dict[str, Any]:
+    total: dict[str, Times] = {}
     with tempfile.TemporaryDirectory() as folder:
         async with NamespaceProvider(Path(folder)) as provider:
             image = provider.images.host_base()
-            capabilities = provider.capabilities()
             await speed(provider, image, 5)
-            found: dict[str, Any] = await speed(provider, image, samples)
-            found["density"] = await density(provider, image, alive)
-            found["unenforced"] = list(capabilities.unenforced)
+            if docker is None:
+                add(total, "namespace", await speed(provider, image, samples))
+                add(total, "subprocess", plain(samples))
+            else:
+                await beside_docker(total, provider, samples, docker)
+            found: dict[str, Any] = {
+                f"{name}_ms": {
+                    backend: summary(times[name]) for backend, times in total.items() if name in times
+                }
+                for name in ("create", "exec", "close")
+            }
+            found["density"] = await density(provider, image, alive) if alive else None
+            found["unenforced"] = list(provider.capabilities().unenforced)
+    found["samples"] = samples
     found["load"] = os.getloadavg()[0]
     found["cores"] = os.cpu_count()
+    found["kernel"] = os.uname().release.split("-")[0]
     return found
 
 
@@ -116,15 +171,19 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     parser.add_argument("--samples", type=int, default=100)
     parser.add_argument("--alive", type=int, default=300)
+    parser.add_argument("--docker", type=Path, metavar="FOLDER", help="measure docker and its peers too")
     options = parser.parse_args()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = options.alive * 8 + 512  # a socket each, pipes and sockets of commands under way
     if soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(wanted, hard), hard))
-    found = asyncio.run(measure(options.samples, options.alive))
-    for name in ("create_ms", "exec_ms", "close_ms", "subprocess_ms"):
-        print(f"{name:14}", "  ".join(f"{key} {value:8.2f}" for key, value in found[name].items()))
-    for name, value in found["density"].items():
+    found = asyncio.run(measure(options.samples, options.alive, options.docker))
+    for name in ("create_ms", "exec_ms", "close_ms"):
+        for backend, values in found[name].items():
+            print(
+                f"{name:10} {backend:14}", "  ".join(f"{key} {value:8.2f}" for key, value in values.items())
+            )
+    for name, value in (found["density"] or {}).items():
         print(f"{name:14} {value}")
     print(f"load average {found['load']:.1f} on {found['cores']} cores")
     if options.json:

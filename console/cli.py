@@ -31,6 +31,7 @@ app.command("console.tasks:app", name="tasks", help="Synthesize, audit and brows
 app.command("console.demo.command:app", name="demo", help="The whole job on one machine.")
 app.command("console.runs:app", name="runs", help="Jobs and what came of them.")
 app.command("console.sandboxes:app", name="sandbox", help="Whether this host can keep foreign code in.")
+app.command("console.images:app", name="images", help="Build, keep and exchange the images of sandboxes.")
 app.command("console.rollouts:app", name="rollout", help="Let a policy act on tasks.")
 app.command("console.train:app", name="train", help="Turn trajectories and tasks into new weights.")
 app.meta.group_parameters = Group("Everywhere")

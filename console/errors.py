@@ -12,7 +12,7 @@ from pathlib import Path
 OK, FAULT, USER, INTERRUPTED = 0, 1, 2, 130
 
 _ROOMS = ("catalog", "console", "envfactory", "model", "opd", "rl", "rollout", "sandbox", "sft", "verifiers")
-_HOST_ERRORS = ("SandboxUnavailable", "PolicyUnsupported")
+_HOST_ERRORS = ("SandboxUnavailable", "AdmissionRefused", "PolicyUnsupported")
 _USER_ERRNO = {
     errno.ENOSPC: "free some space",
     errno.EDQUOT: "free some of your quota",
@@ -41,7 +41,9 @@ def explain(error: BaseException) -> tuple[int, str]:
         return USER, f"{error.filename}: {error.strerror}: {_USER_ERRNO[error.errno]}."
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return USER, f"{error.strerror}: {_USER_ERRNO[error.errno]}."
-    if type(error).__name__ in _HOST_ERRORS and type(error).__module__ == "sandbox.base":
+    if any(
+        kind.__name__ in _HOST_ERRORS and kind.__module__ == "sandbox.values" for kind in type(error).__mro__
+    ):
         return USER, _one_line(f"This host cannot run the sandbox: {error}.")
     if isinstance(error, ValueError) and _is_ours(error):
         return USER, _one_line(str(error))

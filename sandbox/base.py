@@ -1,126 +1,78 @@
-"""The contract of every sandbox backend.
+"""The contract of every sandbox backend, and the factory that finds one by name.
 
-A non-zero exit is data, never an exception; only our own failures raise. `str` means `/bin/sh -c`, a
-list is an argv. `exec` returns when its direct child exits plus a short drain grace, not at pipe EOF.
-A timeout kills the whole tree and keeps partial output; cancelling the awaiting task kills the process.
-Nothing is retried unless a `key` is given: then a command that finished is not run again.
+Rules that every backend keeps, worth more than the signatures (`posttrain sandbox check BACKEND` proves
+them):
+
+- A non-zero exit is data, never an exception; only our own failures raise. `str` means `/bin/sh -c`, a list
+  is an argv.
+- `exec` returns when its direct child exits plus a short drain grace, not at pipe EOF; output that was
+  written before the exit is complete. Background processes neither hold the call nor die with it.
+- A timeout kills the whole tree below the command (new sessions, double forks) and keeps partial output;
+  cancelling the awaiting task kills the same tree.
+- Nothing is retried unless a `key` is given: then a command that finished is not run again, also after the
+  client was killed; its recorded result comes back with `replayed=True`.
+- A transfer that comes short is an error, never a success. No path of the sandbox is followed on the host.
+- Every sandbox has an ordered, durable log of commands and results (`sandbox.log`).
+- What commands do to their own sandbox is a `Repercussion`, on the result or on SandboxLost: the agent's
+  fault. SandboxLost without it, SandboxUnavailable and AdmissionRefused are ours.
+- What cannot be enforced is refused before anything starts, or stands in `Capabilities.unenforced`.
+- Sandboxes carry their owner and end with their client, or with their lease; no other owner's are ever
+  touched.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from enum import StrEnum
+import importlib
+from collections.abc import AsyncIterable, AsyncIterator, Mapping, Sequence
+from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Literal, Protocol, Self, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, Self, runtime_checkable
 
+from sandbox.values import (
+    AdmissionRefused,
+    Capabilities,
+    Chunk,
+    ExecResult,
+    KeyReused,
+    NetworkPolicy,
+    Outcome,
+    PolicyUnsupported,
+    ProcessInfo,
+    Repercussion,
+    SandboxError,
+    SandboxInfo,
+    SandboxLost,
+    SandboxSpec,
+    SandboxUnavailable,
+    Size,
+)
 
-class SandboxError(Exception):
-    """Base of failures that are ours. They must never be shown to a policy as command output."""
+if TYPE_CHECKING:
+    from sandbox.images import ImageStore
 
+__all__ = [
+    "AdmissionRefused", "Capabilities", "Chunk", "ExecResult", "KeyReused", "NetworkPolicy", "Outcome",
+    "PolicyUnsupported", "Process", "ProcessInfo", "Repercussion", "Sandbox", "SandboxError", "SandboxInfo",
+    "SandboxLost", "SandboxProvider", "SandboxSpec", "SandboxUnavailable", "Size", "provider",
+]  # fmt: skip
 
-class SandboxUnavailable(SandboxError):
-    """This host or backend cannot run sandboxes; the message says what to change."""
-
-
-class SandboxLost(SandboxError):
-    """The sandbox died under us (killed init, host fault)."""
-
-
-class PolicyUnsupported(SandboxError):
-    """The request asks for something that this backend cannot enforce."""
-
-
-class Outcome(StrEnum):
-    """How a command ended."""
-
-    EXITED = "exited"
-    SIGNALED = "signaled"
-    TIMEOUT = "timeout"
-    OOM = "oom"
-    PIDS = "pids"
-    DISK = "disk"
-    CANCELLED = "cancelled"
-    LOST = "sandbox_lost"
-
-
-@dataclass(frozen=True, slots=True)
-class ExecResult:
-    """What a command did. `exit_code` is None unless it exited by itself."""
-
-    outcome: Outcome
-    exit_code: int | None
-    stdout: bytes
-    stderr: bytes
-    stdout_total: int
-    """Bytes produced; more than `len(stdout)` means the middle was cut (head and tail are kept)."""
-    stderr_total: int
-    duration_s: float
-    signal: int | None = None
-    peak_memory: int | None = None
-    """Bytes, where the host accounts for it."""
-
-    @property
-    def ok(self) -> bool:
-        return self.outcome is Outcome.EXITED and self.exit_code == 0
-
-    @property
-    def text(self) -> str:
-        """Standard output and error, decoded once."""
-        return (self.stdout + self.stderr).decode(errors="replace")
-
-
-@dataclass(frozen=True, slots=True)
-class SandboxSpec:
-    """What to create. A backend rejects what it cannot enforce."""
-
-    image: str
-    """Image digest in the image store."""
-    owner: str = "default"
-    workdir: str = "/workspace"
-    memory_mb: int = 1024
-    pids: int = 256
-    disk_mb: int = 512
-    env: Mapping[str, str] = field(default_factory=dict[str, str])
-    network: Literal["none", "host"] = "none"
-    """`host` is for builds that the user asked for; agents and graders never get it."""
-    nested: bool = False
-    """Keep inside the sandbox the right to make further namespaces (the grader's fork server needs it).
-    Only for commands of ours: what runs with it must itself drop the right before it runs foreign code."""
-
-
-@dataclass(frozen=True, slots=True)
-class Capabilities:
-    """What this backend enforces on this host, and what it does not (each with a reason)."""
-
-    network_none: bool
-    memory_limit: bool
-    pids_limit: bool
-    disk_limit: bool
-    user_namespace: bool
-    unenforced: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class SandboxInfo:
-    id: str
-    owner: str
-    image: str
-    created: float
+Data = bytes | AsyncIterable[bytes]
+"""Bytes at once, or as they come."""
 
 
 @runtime_checkable
 class Sandbox(Protocol):
-    """One isolated place; single-use."""
+    """One isolated place; single-use. An async context manager that closes it."""
 
     id: str
+    spec: SandboxSpec
     capabilities: Capabilities
 
     async def exec(
         self,
         argv: Sequence[str] | str,
         *,
-        stdin: bytes | None = None,
+        stdin: Data | None = None,
         cwd: str | None = None,
         env: Mapping[str, str] | None = None,
         user: str | None = None,
@@ -128,40 +80,108 @@ class Sandbox(Protocol):
         max_output: int = 1 << 20,
         key: str | None = None,
     ) -> ExecResult:
-        """Run to completion. `user` is `agent` (default) or `root` (inside the sandbox)."""
+        """Run to completion.
+
+        Without `stdin` the command reads an empty input. `cwd` defaults to the spec's work folder; `env`
+        comes over the image's and the spec's, and nothing of the host's is in it. `user` is `agent` (uid
+        1000, no capabilities; default) or `root` (inside the sandbox). `timeout` in seconds. `max_output`
+        bytes are kept of each stream, head and tail around the cut.
+
+        `key` names this command once and for all in this sandbox. If it finished, its recorded result
+        returns; if it is still running (its first client was killed), this call waits for that run; else it
+        runs, goes on when its client is killed, and is recorded before it is reported. A `key` given for
+        another command raises KeyReused (argv, cwd, env, user and stdin count, so stdin must be bytes or
+        None). One that was cancelled did not finish and may run again. A backend without `capabilities.log`
+        raises PolicyUnsupported for `key`.
+
+        Raises SandboxLost if the sandbox was gone before the command started; one that ends under a command
+        is outcome LOST. ValueError for an unknown user, an empty command or a NUL character.
+        """
         ...
 
     async def spawn(
         self,
         argv: Sequence[str] | str,
         *,
+        pty: Size | None = None,
+        tag: str | None = None,
         cwd: str | None = None,
         env: Mapping[str, str] | None = None,
         user: str | None = None,
     ) -> Process:
-        """Start a long-lived process with its pipes."""
+        """Start a long-lived process.
+
+        With `pty` it has a controlling terminal of that size: one stream, echo and line editing as terminals
+        do; without, three pipes and no terminal. With `tag` it lives on when its client detaches or is
+        killed, and `process(tag)` attaches again; without, it is killed with its client. A tag names one
+        process for ever: ValueError if it was given before. PolicyUnsupported where `pty` or `tags` is not
+        among the capabilities.
+        """
         ...
 
-    async def read(self, path: str, *, max_bytes: int = 64 << 20) -> bytes: ...
+    async def process(self, tag: str, *, offset: int = 0) -> Process:
+        """Attach to the process of that tag, from any client. Whoever was attached sees the end of his
+        streams, and his `wait` raises SandboxError.
 
-    async def write(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
-        """Write a file and its parent folders, owned by the agent."""
+        The streams go on at byte `offset` of all output (both streams together), as far as it is kept
+        (at least the last 256 KiB). One that has ended still delivers its kept output and its result.
+        KeyError if no process ever had the tag.
+        """
         ...
 
-    async def put_tree(self, path: str, tar: bytes) -> None:
-        """Unpack a tar beneath `path`; entries that would leave it are an error."""
+    async def processes(self) -> list[ProcessInfo]:
+        """Tagged processes, living and ended, in the order of their start."""
+        ...
+
+    async def read(self, path: str, *, max_bytes: int = 64 << 20) -> bytes:
+        """A regular file's bytes, all of them. `path` is relative to the work folder or absolute.
+
+        FileNotFoundError, IsADirectoryError, PermissionError; ValueError for what is larger than `max_bytes`
+        or no regular file (fifos do not block).
+        """
+        ...
+
+    async def write(self, path: str, data: Data, *, mode: int = 0o644) -> None:
+        """Write a file and its parent folders, owned by the agent. OSError as `open` and `write` raise it
+        (ENOSPC where the disk limit is met); a planted fifo or link is replaced, not followed."""
+        ...
+
+    async def put_tree(self, path: str, tar: Data) -> None:
+        """Unpack a tar beneath `path`, owned by the agent. ValueError for entries that would leave it (names,
+        links planted earlier or in the tar), for devices and fifos, and for what is no whole tar."""
         ...
 
     async def get_tree(self, path: str, *, max_bytes: int = 256 << 20) -> bytes:
-        """A tar of the tree beneath `path`."""
+        """A tar of the regular files, folders and links beneath `path`, sorted by name; links are not
+        followed, fifos, sockets and devices are left out. ValueError if the files exceed `max_bytes`."""
         ...
 
     async def snapshot(self) -> str:
-        """Freeze the writable layer as one more image layer; returns the new image's digest."""
+        """Freeze the writable layer as one more image layer; returns the new image's digest in the image
+        store.
+
+        Files alone (no processes, nothing under /tmp, /run and /dev/shm); times are normalised, so the same
+        changes give the same digest.
+        """
+        ...
+
+    async def fork(self, n: int = 1) -> list[Self]:
+        """`n` new sandboxes with this one's spec and files as of now, sharing its layers. Either all or
+        none."""
+        ...
+
+    async def set_network(self, policy: NetworkPolicy) -> None:
+        """Change what can be reached, for running processes too. PolicyUnsupported if it cannot be enforced;
+        then nothing has changed."""
+        ...
+
+    async def alive(self) -> bool:
+        """Whether commands can still be sent to it."""
         ...
 
     async def close(self) -> None:
-        """Idempotent; kills everything inside and frees the writable layer."""
+        """Idempotent; kills everything inside and frees the writable layer. Closing a handle that came from
+        `attach` only detaches while the sandbox's creator lives. Afterwards every call raises SandboxLost."""
         ...
 
     async def __aenter__(self) -> Self: ...
@@ -171,48 +191,111 @@ class Sandbox(Protocol):
 
 @runtime_checkable
 class Process(Protocol):
-    """A running process with pipes."""
+    """A spawned process. Read it by lines, by size or as chunks, not in several ways at once."""
 
-    async def write(self, data: bytes) -> None: ...
+    tag: str | None
 
-    async def close_stdin(self) -> None: ...
+    async def write(self, data: bytes) -> None:
+        """All of `data` to its input; BrokenPipeError once it no longer reads."""
+        ...
+
+    async def close_stdin(self) -> None:
+        """End of input (for a pseudo-terminal: its end-of-file character)."""
+        ...
 
     async def readline(self) -> bytes:
         """Next line of standard output, b'' at the end."""
         ...
 
-    async def kill(self) -> None: ...
+    async def read_exactly(self, size: int) -> bytes:
+        """Exactly `size` bytes of standard output; asyncio.IncompleteReadError at its end."""
+        ...
 
-    async def wait(self) -> ExecResult: ...
+    def __aiter__(self) -> AsyncIterator[Chunk]:
+        """Both streams until their ends, nothing lost however slow the reader."""
+        ...
+
+    async def resize(self, size: Size) -> None:
+        """Set the terminal's size. ValueError without one."""
+        ...
+
+    async def signal(self, number: int) -> None:
+        """Send a signal to the process and its group; nothing happens if it has ended."""
+        ...
+
+    async def kill(self) -> None:
+        """Kill the process and everything it started; `wait` then reports `cancelled`."""
+        ...
+
+    async def wait(self) -> ExecResult:
+        """Its result (stdout empty, the end of stderr). Cancelling the call kills an untagged process."""
+        ...
+
+    async def detach(self) -> None:
+        """Let go of a tagged process without ending it. ValueError without a tag."""
+        ...
 
 
 @runtime_checkable
 class SandboxProvider(Protocol):
-    """A backend: namespace, docker or kubernetes."""
+    """A backend: namespace, docker or kubernetes. Constructed as `Provider(store: Path | None,
+    **settings)`."""
 
     name: str
+    images: ImageStore
 
-    def capabilities(self) -> Capabilities: ...
+    def capabilities(self) -> Capabilities:
+        """What is enforced here. Raises SandboxUnavailable if this host has nothing to run sandboxes on."""
+        ...
 
     async def create(self, spec: SandboxSpec) -> Sandbox:
-        """Raises PolicyUnsupported for what cannot be enforced, SandboxUnavailable if the host cannot."""
+        """A fresh sandbox, ready for commands.
+
+        KeyError for an unknown image, PolicyUnsupported for what cannot be enforced, AdmissionRefused where
+        the node is full, SandboxUnavailable if the host cannot. A failed or cancelled creation leaves
+        nothing.
+        """
         ...
 
-    async def attach(self, id: str) -> Sandbox: ...
+    async def attach(self, id: str) -> Sandbox:
+        """A living sandbox by id, of this or another process. SandboxLost if there is none."""
+        ...
 
-    async def list(self, owner: str) -> list[SandboxInfo]: ...
+    async def list(self, owner: str) -> list[SandboxInfo]:
+        """Living sandboxes of exactly that owner, of every client."""
+        ...
 
     async def reap(self, owner: str) -> int:
-        """Remove what dead clients of this owner left behind; returns how many."""
+        """Remove what dead clients of exactly this owner left behind and whose lease is over; how many."""
         ...
 
-    async def close(self) -> None: ...
+    async def close(self) -> None:
+        """Close this client's sandboxes (those with a lease too) and let go of the backend; idempotent."""
+        ...
 
 
-def provider(name: str = "namespace", *, store: Path | None = None) -> SandboxProvider:
-    """The backend of that name. `store` is the image store's folder (default: the user's cache folder)."""
-    if name == "namespace":
-        from sandbox.namespace import NamespaceProvider
+BACKENDS = {
+    "namespace": "sandbox.namespace:NamespaceProvider",
+    "docker": "sandbox.docker:DockerProvider",
+    "kubernetes": "sandbox.kubernetes:KubernetesProvider",
+}
+"""Name -> module:class. Others join through the entry point group `posttrain.sandboxes`."""
 
-        return NamespaceProvider(store)
-    raise ValueError(f"unknown sandbox backend {name!r}; choose namespace")
+
+def provider(name: str = "namespace", *, store: Path | None = None, **settings: Any) -> SandboxProvider:
+    """The backend of that name; its module is imported only now.
+
+    `store` is the image store's folder (default: the user's cache folder), `settings` are the backend's own.
+    ValueError for an unknown name, SandboxUnavailable where the backend's packages are not installed.
+    """
+    places = {point.name: point.value for point in entry_points(group="posttrain.sandboxes")} | BACKENDS
+    if name not in places:
+        raise ValueError(f"unknown sandbox backend {name!r}; choose {', '.join(places)}")
+    module, _, kind = places[name].partition(":")
+    try:
+        made: SandboxProvider = getattr(importlib.import_module(module), kind)(store, **settings)
+    except ModuleNotFoundError as error:
+        raise SandboxUnavailable(
+            f"the {name} backend needs {error.name}: run `pip install posttrain[{name}]`"
+        ) from error
+    return made

@@ -37,6 +37,10 @@ _FOLDERS = ("dev", "proc", "run", "sys", "tmp", "etc", "opt", "mnt", "srv", "var
             "var/cache", "home", "root")  # fmt: skip
 
 
+BARE = f"sha256:{hashlib.sha256(b'bare 1').hexdigest()}"
+"""Names the skeleton of `build_bare`."""
+
+
 def python_prefix() -> str:
     """Real path of the interpreter's installation, shown read-only at its own path."""
     return os.path.realpath(sys.base_prefix)
@@ -82,6 +86,19 @@ def build(folder: Path) -> None:
     (etc / "mtab").symlink_to("/proc/self/mounts")
     if os.path.exists("/usr/share/zoneinfo/Etc/UTC"):
         (etc / "localtime").symlink_to("/usr/share/zoneinfo/Etc/UTC")
+
+
+def build_bare(folder: Path) -> None:
+    """Fill `folder` with what lies under images that hold a whole system: mount points and defaults."""
+    for name in (*_FOLDERS, "home/agent", "workspace"):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+    for name in ("home/agent", "workspace"):
+        if os.geteuid() == 0:
+            os.chown(folder / name, AGENT, AGENT)
+    (folder / "tmp").chmod(0o1777)
+    (folder / "var/tmp").chmod(0o1777)
+    for name, text in _WRITTEN.items():
+        (folder / "etc" / name).write_text(text)
 
 
 def _copy(source: Path, target: Path) -> None:

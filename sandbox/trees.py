@@ -1,17 +1,14 @@
 """Folder trees as deterministic tars: the same tree gives the same bytes on every machine.
 
-A tar here has sorted names, one fixed time, owners root or agent and normalised modes. `unpack` never
-leaves its folder. Whiteouts travel in OCI form (`.wh.NAME`, `.wh..wh..opq`) and become overlayfs' own on
-disk.
+A tar here has sorted names, one fixed time, owners root or agent and normalised modes. `sandbox.oci.layers`
+unpacks.
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import io
 import os
-import shutil
 import stat
 import tarfile
 from collections.abc import Iterator, Mapping
@@ -22,11 +19,6 @@ AGENT = 1000
 """Uid and gid of the agent inside sandboxes."""
 FIXED_TIME = 946_684_800
 """2000-01-01 in seconds: the time of every entry (zip files cannot hold times before 1980)."""
-_BLOCK = 1 << 20
-
-
-class UnsafeTar(ValueError):
-    """A tar entry that would leave its folder, or that no tree may contain."""
 
 
 def walk(root: Path) -> Iterator[tuple[str, os.stat_result]]:
@@ -118,81 +110,3 @@ def pack_files(files: Mapping[str, bytes], *, executable: frozenset[str] = froze
             member.uid = member.gid = AGENT
             tar.addfile(member, io.BytesIO(files[name]))
     return buffer.getvalue()
-
-
-def unpack(source: IO[bytes], root: Path, *, layer: bool = False) -> None:
-    """Unpack a tar beneath `root` (an existing folder that nobody else writes).
-
-    With `layer`, owners 0 and 1000 are kept where the caller is root and whiteouts become overlayfs' form.
-    Raises UnsafeTar for entries that would leave `root`, and for devices and fifos.
-    """
-    base = Path(os.path.realpath(root))
-    folders: list[tuple[Path, int]] = []
-    with tarfile.open(fileobj=source, mode="r|*") as tar:
-        for member in tar:
-            path = _place(base, member.name)
-            if path is None:
-                continue
-            if layer and path.name.startswith(".wh."):
-                _whiteout(path)
-                continue
-            _extract(tar, member, base, path)
-            if member.isdir():
-                folders.append((path, member.mode & 0o777))
-            if layer and os.geteuid() == 0 and not member.islnk():
-                owner = AGENT if member.uid == AGENT else 0
-                os.chown(path, owner, owner, follow_symlinks=False)
-    for path, mode in reversed(folders):
-        path.chmod(mode | 0o700)
-        os.utime(path, (FIXED_TIME, FIXED_TIME))
-
-
-def _place(base: Path, name: str) -> Path | None:
-    if name.startswith("/") or ".." in name.split("/") or "\0" in name:
-        raise UnsafeTar(f"tar entry {name!r} would leave its folder")
-    path = Path(os.path.normpath(base / name))
-    if path == base:
-        return None
-    parent = os.path.realpath(path.parent)
-    if parent != str(path.parent):
-        raise UnsafeTar(f"tar entry {name!r} goes through a symbolic link")
-    return path
-
-
-def _extract(tar: tarfile.TarFile, member: tarfile.TarInfo, base: Path, path: Path) -> None:
-    if member.isdir():
-        if path.is_symlink() or (path.exists() and not path.is_dir()):
-            path.unlink()
-        path.mkdir(mode=0o755, parents=True, exist_ok=True)
-        return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if path.is_symlink() or path.is_file():
-        path.unlink()
-    if member.issym():
-        path.symlink_to(member.linkname)
-    elif member.islnk():
-        target = _place(base, member.linkname)
-        if target is None or target.is_symlink():
-            raise UnsafeTar(f"hard link {member.name!r} to {member.linkname!r}")
-        os.link(target, path)
-    elif member.isreg():
-        reader = tar.extractfile(member)
-        assert reader is not None
-        with path.open("xb") as file:
-            shutil.copyfileobj(reader, file, _BLOCK)
-        path.chmod(member.mode & 0o777)
-        os.utime(path, (member.mtime, member.mtime))
-    else:
-        raise UnsafeTar(f"tar entry {member.name!r} is a device or fifo")
-
-
-def _whiteout(path: Path) -> None:
-    """Turn an OCI whiteout into overlayfs' form (a 0:0 character device, or the opaque attribute)."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if path.name == ".wh..wh..opq":
-        os.setxattr(path.parent, "user.overlay.opaque", b"y")
-        return
-    target = path.with_name(path.name.removeprefix(".wh."))
-    with contextlib.suppress(FileNotFoundError):
-        target.unlink()
-    os.mknod(target, stat.S_IFCHR | 0o600, os.makedev(0, 0))

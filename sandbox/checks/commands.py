@@ -155,7 +155,7 @@ async def cancelling_kills(bench: Bench) -> None:
             pass
         else:
             raise AssertionError("the cancelled call returned")
-        for _ in range(100):
+        for _ in range(30):
             if await running(box, "sleep 307") + await running(box, "sleep 308") == 0:
                 return
             await asyncio.sleep(0.02)

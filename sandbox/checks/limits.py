@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sandbox.base import Outcome, PolicyUnsupported
+from sandbox.base import Outcome, PolicyUnsupported, SandboxSpec
 from sandbox.check import Bench, Check
 from sandbox.checks.processes import processes
 
@@ -77,6 +77,35 @@ async def many_small_files_are_limited(bench: Bench) -> None:
         assert result.outcome is Outcome.DISK, (result.outcome, result.stderr[-300:])
 
 
+async def memory_is_not_swapped(bench: Bench) -> None:
+    """The limit is the effective one: what exceeds it is killed, not swapped."""
+    script = (
+        "import mmap\n"
+        "m = mmap.mmap(-1, 400 << 20)\n"
+        "for i in range(0, 400 << 20, 4096): m[i] = 1\n"
+        "print('all')\n"
+    )
+    async with bench.box(memory_mb=128) as box:
+        result = await box.exec(["python3", "-c", script])
+        assert result.outcome is Outcome.OOM, result
+        assert b"all" not in result.stdout, "400 MiB fitted into 128"
+
+
+async def default_limits_are_workable(bench: Bench) -> None:
+    """A build's worth of processes, threads and open files fits the default limits."""
+    script = (
+        "import threading, time, tempfile, subprocess\n"
+        "files = [tempfile.TemporaryFile() for _ in range(500)]\n"
+        "threads = [threading.Thread(target=time.sleep, args=(1,)) for _ in range(60)]\n"
+        "[t.start() for t in threads]\n"
+        "children = [subprocess.Popen(['sleep', '1']) for _ in range(60)]\n"
+        "print(sum(c.wait() for c in children))\n"
+    )
+    async with await bench.provider.create(SandboxSpec(image=bench.image, owner=bench.owner)) as box:
+        result = await box.exec(["python3", "-c", script], timeout=60)
+        assert (result.outcome, result.stdout) == (Outcome.EXITED, b"0\n"), result
+
+
 async def impossible_limits_are_refused(bench: Bench) -> None:
     """A limit that makes no sense is refused before anything starts."""
     try:
@@ -94,7 +123,9 @@ CHECKS = [
     Check(fork_bomb_is_contained, needs=("pids_limit",)),
     Check(processes_are_limited, needs=("pids_limit",)),
     Check(disk_is_limited, needs=("disk_limit",)),
-    Check(disk_limit_spans_all_folders, needs=("disk_limit",)),
-    Check(many_small_files_are_limited, needs=("disk_limit",)),
+    Check(disk_limit_spans_all_folders, needs=("disk_limit_everywhere",)),
+    Check(many_small_files_are_limited, needs=("disk_limit_everywhere",)),
+    Check(memory_is_not_swapped, needs=("memory_limit",)),
+    Check(default_limits_are_workable),
     Check(impossible_limits_are_refused),
 ]

@@ -8,10 +8,13 @@ import contextlib
 import json
 import os
 import socket
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
+from sandbox.base import Data
 from sandbox.node import wire
+from sandbox.node.kept import Kept
 
 
 async def writable(fd: int) -> None:
@@ -28,6 +31,22 @@ async def writable(fd: int) -> None:
         await ready
     finally:
         loop.remove_writer(fd)
+
+
+async def readable(fd: int) -> None:
+    """Wait until `fd` has something to read."""
+    loop = asyncio.get_running_loop()
+    ready: asyncio.Future[None] = loop.create_future()
+
+    def wake() -> None:
+        if not ready.done():
+            ready.set_result(None)
+
+    loop.add_reader(fd, wake)
+    try:
+        await ready
+    finally:
+        loop.remove_reader(fd)
 
 
 class Channel:
@@ -96,20 +115,30 @@ class Channel:
 
 
 class Collector:
-    """Drains one pipe as fast as it fills, keeping the first and last halves of `limit` bytes."""
+    """Drains one pipe as fast as it fills, keeping the first and last halves of `limit` bytes.
+
+    With `follow`, everything also goes to a reader; the pipe then waits while he is far behind.
+    """
+
+    FAR_BEHIND = 1 << 20
 
     def __init__(self, fd: int, limit: int) -> None:
-        self.total = 0
         self.last_data = 0.0
         self.ended: asyncio.Future[None]
         self._fd = fd
-        self._limit = limit
-        self._head = bytearray()
-        self._tail = bytearray()
+        self._kept = Kept(limit)
+        self._followed: deque[bytes] | None = None
+        self._behind = 0
+        self._fresh = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self.ended = self._loop.create_future()
         os.set_blocking(fd, False)
         self._loop.add_reader(fd, self._read)
+
+    @property
+    def total(self) -> int:
+        """Bytes so far."""
+        return self._kept.total
 
     def _read(self) -> None:
         try:
@@ -122,31 +151,37 @@ class Collector:
             self.close()
             return
         self.last_data = self._loop.time()
-        self.total += len(data)
-        room = self._limit - len(self._head)
-        if room > 0:
-            self._head += data[:room]
-            data = data[room:]
-        if data and self._limit > 0:
-            self._tail += data
-            if len(self._tail) > 2 * self._limit:
-                del self._tail[: -self._limit]
+        self._kept.add(data)
+        if self._followed is not None:
+            self._followed.append(data)
+            self._behind += len(data)
+            self._fresh.set()
+            if self._behind > self.FAR_BEHIND:
+                self._loop.remove_reader(self._fd)
+
+    async def follow(self) -> AsyncIterator[bytes]:
+        """Everything kept so far, then everything that comes, to its end."""
+        self._followed = deque([self.take()])
+        while True:
+            while self._followed:
+                data = self._followed.popleft()
+                if self._behind > self.FAR_BEHIND >= self._behind - len(data) and self._fd >= 0:
+                    self._loop.add_reader(self._fd, self._read)
+                self._behind = max(0, self._behind - len(data))
+                if data:
+                    yield data
+            if self.ended.done():
+                return
+            self._fresh.clear()
+            await self._fresh.wait()
 
     def take(self) -> bytes:
-        """What was kept: everything, or head and tail around a cut; then only counts."""
-        if self.total <= self._limit:
-            kept = bytes(self._head)
-        else:
-            half = self._limit // 2
-            both = self._head + self._tail if self.total <= 2 * self._limit else self._tail
-            kept = bytes(self._head[: self._limit - half]) + (bytes(both[-half:]) if half else b"")
-        return kept
+        """What was kept: everything, or head and tail around a cut."""
+        return self._kept.take()
 
     def discard(self) -> None:
         """Go on draining without keeping anything: a background process may still write."""
-        self._head.clear()
-        self._tail.clear()
-        self._limit = 0
+        self._kept.discard()
 
     def close(self) -> None:
         if self._fd >= 0:
@@ -155,18 +190,42 @@ class Collector:
             self._fd = -1
         if not self.ended.done():
             self.ended.set_result(None)
+        self._fresh.set()
 
 
-async def feed(fd: int, data: bytes) -> None:
+class Counted:
+    """Data that counts what was taken of it."""
+
+    def __init__(self, data: Data) -> None:
+        self._data = data
+        self.total = 0
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        async for block in blocks(self._data):
+            self.total += len(block)
+            yield block
+
+
+async def blocks(data: Data) -> AsyncIterator[bytes]:
+    """The same for bytes at once and bytes that come."""
+    if isinstance(data, bytes | bytearray | memoryview):
+        yield bytes(data)
+        return
+    async for block in data:
+        yield block
+
+
+async def feed(fd: int, data: Data) -> None:
     """Write all of `data` into a pipe and close it; a reader that went away is no error."""
     os.set_blocking(fd, False)
-    view = memoryview(data)
     try:
-        while view:
-            try:
-                view = view[os.write(fd, view) :]
-            except BlockingIOError:
-                await writable(fd)
+        async for block in blocks(data):
+            view = memoryview(block)
+            while view:
+                try:
+                    view = view[os.write(fd, view) :]
+                except BlockingIOError:
+                    await writable(fd)
     except BrokenPipeError:
         pass
     finally:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from sandbox.base import Capabilities
+from sandbox.node import seccomp
 
 
 def capabilities(hello: dict[str, Any]) -> Capabilities:
@@ -24,6 +25,7 @@ def capabilities(hello: dict[str, Any]) -> Capabilities:
         missing.append(f"own user namespace: {hello['user_namespace_reason']}")
     elif hello["id_map"] is None:
         missing.append("root and agent inside are one host user: an unprivileged host user maps one id only")
+    missing += ["CPU time and disk bandwidth: no limit", "AppArmor, SELinux and eBPF: no policy is applied"]
     return Capabilities(
         network_none=True,
         memory_limit=bool(groups["memory"]),
@@ -31,6 +33,19 @@ def capabilities(hello: dict[str, Any]) -> Capabilities:
         disk_limit=True,
         user_namespace=bool(hello["user_namespace"]),
         unenforced=tuple(missing),
+        disk_limit_everywhere=True,
+        seccomp=seccomp.PROGRAM is not None,
+        read_only_system=True,
+        pty=True,
+        tags=True,
+        attach=True,
+        snapshot=True,
+        fork=True,
+        log=True,
+        lease=True,
+        nested=True,
+        networks=("none", "allow", "host"),
+        set_network=True,
     )
 
 

@@ -8,13 +8,15 @@ import os
 import signal
 import socket
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator, Callable, Iterable
+from typing import TYPE_CHECKING, Any, Literal, SupportsIndex
 
-from sandbox.base import ExecResult, Outcome
+from sandbox.base import Chunk, ExecResult, Outcome, Repercussion, SandboxError, SandboxLost, Size
 from sandbox.namespace.channel import Channel, Collector, writable
+from sandbox.node import verdicts
 
 if TYPE_CHECKING:
-    from sandbox.namespace.handle import NamespaceSandbox
+    from sandbox.namespace.connection import Connection
 
 DRAIN_SECONDS = 0.1
 """Silence after which output counts as complete although a background process holds the pipe."""
@@ -23,12 +25,30 @@ GRACE_SECONDS = 15.0
 """How long after a command's timeout the sandbox itself is given up."""
 
 
+class LineReader(asyncio.StreamReader):
+    """A StreamReader that knows when data came last and when it ended."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(limit=limit)
+        self.last_data = 0.0
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def feed_data(self, data: Iterable[SupportsIndex]) -> None:
+        self.last_data = asyncio.get_running_loop().time()
+        super().feed_data(data)
+
+    def feed_eof(self) -> None:
+        super().feed_eof()
+        if not self.ended.done():
+            self.ended.set_result(None)
+
+
 class NamespaceProcess:
     """A command under way; see `sandbox.base.Process`."""
 
     def __init__(
         self,
-        sandbox: NamespaceSandbox,
+        sandbox: Connection,
         status: Channel,
         pipes: tuple[int, int, int],
         timeout: float | None,
@@ -37,6 +57,8 @@ class NamespaceProcess:
         *,
         may_kill_monitor: bool,
     ) -> None:
+        self.tag: str | None = None
+        self.on_end: Callable[[ExecResult], None] | None = None
         self._sandbox = sandbox
         self._status = status
         self._stdin, self._stdout_fd, stderr = pipes
@@ -45,7 +67,7 @@ class NamespaceProcess:
         self._started = time.monotonic()
         self._out = None if stream else Collector(self._stdout_fd, max_output)
         self._err = Collector(stderr, max_output)
-        self._reader = asyncio.StreamReader(limit=64 << 20) if stream else None
+        self._reader = LineReader(limit=64 << 20) if stream else None
         self._transport: asyncio.ReadTransport | None = None
         self._writing = asyncio.Lock()
         self._result: ExecResult | None = None
@@ -93,6 +115,45 @@ class NamespaceProcess:
         assert self._reader is not None, "only spawned processes have line streams"
         return await self._reader.readexactly(size)
 
+    async def __aiter__(self) -> AsyncIterator[Chunk]:
+        """Both streams until their ends, nothing lost however slow the reader."""
+        assert self._reader is not None, "only spawned processes have streams"
+        queue: asyncio.Queue[Chunk | None] = asyncio.Queue(maxsize=16)
+        pumps = [
+            asyncio.create_task(_pump("stdout", _blocks(self._reader), queue)),
+            asyncio.create_task(_pump("stderr", self._err.follow(), queue)),
+        ]
+        try:
+            ends = 0
+            while ends < len(pumps):
+                chunk = await queue.get()
+                if chunk is None:
+                    ends += 1
+                else:
+                    yield chunk
+        finally:
+            for pump in pumps:
+                pump.cancel()
+            await asyncio.gather(*pumps, return_exceptions=True)
+
+    async def signal(self, number: int) -> None:
+        """Send a signal to the process and its group; nothing happens if it has ended."""
+        await self._tell({"signal": number})
+
+    async def _tell(self, message: dict[str, Any]) -> None:
+        with contextlib.suppress(OSError):
+            await self._status.send(message)
+
+    async def resize(self, size: Size) -> None:
+        """Raises ValueError: there is no terminal."""
+        raise ValueError(
+            f"the process has no terminal to resize to {size.columns}x{size.rows}; spawn with pty="
+        )
+
+    async def detach(self) -> None:
+        """Raises ValueError without a tag."""
+        raise ValueError("only a tagged process outlives its client; spawn it with tag=")
+
     async def kill(self) -> None:
         """Kill the process and everything it started; `wait` then reports `cancelled`."""
         self._hang_up()
@@ -107,6 +168,8 @@ class NamespaceProcess:
             if self._result is None:
                 try:
                     self._result = await self._wait()
+                    if self.on_end is not None:
+                        self.on_end(self._result)
                 finally:
                     self.release()
             return self._result
@@ -121,12 +184,10 @@ class NamespaceProcess:
             report = None
         duration = time.monotonic() - self._started
         await self._drain()
-        if report is None and self._sandbox.alive:
-            # Its monitor was killed: by the kernel for memory, or by a command of the monitor's user.
-            fate = Outcome.SIGNALED if self._may_kill_monitor else Outcome.OOM
-            outcome, code, number = fate, None, signal.SIGKILL
-        else:
-            outcome, code, number = _outcome(report)
+        if report is not None and "detached" in report:
+            raise SandboxError(f"another client attached to the process of tag {self.tag!r}")
+        outcome, code, number = await self._judge(report)
+        fate = report.get("repercussion") if report is not None else None
         return ExecResult(
             outcome=outcome,
             exit_code=code,
@@ -137,12 +198,26 @@ class NamespaceProcess:
             stderr_total=self._err.total,
             duration_s=duration,
             peak_memory=report.get("maxrss") if report else None,
+            repercussion=Repercussion(fate) if fate else await self._fate(outcome),
         )
+
+    async def _judge(self, report: dict[str, Any] | None) -> tuple[Outcome, int | None, int | None]:
+        """(outcome, exit code, signal)."""
+        if report is not None:
+            outcome, code, number = verdicts.classify(report)
+            return Outcome(outcome), code, number
+        if not self._sandbox.connected:
+            return Outcome.LOST, None, None
+        # Its monitor was killed: by the kernel for memory, or by a command of the monitor's user.
+        return (Outcome.SIGNALED if self._may_kill_monitor else Outcome.OOM), None, signal.SIGKILL
+
+    async def _fate(self, outcome: Outcome) -> Repercussion | None:
+        return await self._sandbox.fate() if outcome is Outcome.LOST else None
 
     async def _drain(self) -> None:
         """Wait for the pipes' ends, or for silence if a background process holds them."""
         loop = asyncio.get_running_loop()
-        ends = [each for each in (self._out, self._err) if each is not None]
+        ends = [each for each in (self._out or self._reader, self._err) if each is not None]
         began = loop.time()
         while waiting := [each.ended for each in ends if not each.ended.done()]:
             now = loop.time()
@@ -171,23 +246,65 @@ class NamespaceProcess:
                 self._sandbox.keep_draining(collector)
 
 
-def _outcome(report: dict[str, Any] | None) -> tuple[Outcome, int | None, int | None]:
-    """(outcome, exit code, signal) from the monitor's report and the limits that were hit meanwhile."""
-    if report is None:
-        return Outcome.LOST, None, None
-    if "error" in report:
-        return Outcome.PIDS, None, None
-    code, number = report["exit"], report["signal"]
-    if report["reason"] == "timeout":
-        return Outcome.TIMEOUT, None, number
-    if report["reason"] == "killed":
-        return Outcome.CANCELLED, None, number
-    if code == 0:
-        return Outcome.EXITED, 0, None
-    if "oom" in report["hit"]:
-        return Outcome.OOM, code, number
-    if "pids" in report["hit"]:
-        return Outcome.PIDS, code, number
-    if report["disk_full"]:
-        return Outcome.DISK, code, number
-    return (Outcome.SIGNALED if number is not None else Outcome.EXITED), code, number
+class HeldProcess(NamespaceProcess):
+    """A process whose monitor holds its streams: with a pseudo-terminal, or a tag."""
+
+    def __init__(self, *arguments: Any, tag: str | None, pty: bool, **keywords: Any) -> None:
+        super().__init__(*arguments, **keywords)
+        self.tag = tag
+        self._pty = pty
+
+    async def begin(self) -> None:
+        """Wait until the monitor serves us. ValueError if the tag is taken, KeyError if there is none."""
+        reply = await self._status.receive()
+        if reply is not None and "attached" in reply:
+            await self.open_streams()
+            return
+        self._reader = None
+        self.release()
+        os.close(self._stdout_fd)
+        if reply is None:
+            raise await self._sandbox.lost("it died while a process was being started")
+        if "taken" in reply:
+            raise ValueError(
+                f"tag {self.tag!r} was given to another process of this sandbox; choose a new one"
+            )
+        if "gone" in reply:
+            raise KeyError(f"no process of this sandbox has the tag {self.tag!r}")
+        raise SandboxLost(
+            f"what commands left running fills the process limit: {reply['error']}", Repercussion.PROCESSES
+        )
+
+    async def close_stdin(self) -> None:
+        if self._stdin >= 0:
+            await self._tell({"eof": True})
+            os.close(self.take_stdin())
+
+    async def kill(self) -> None:
+        """Kill the process and everything it started; `wait` then reports `cancelled`."""
+        await self._tell({"kill": True})
+
+    async def resize(self, size: Size) -> None:
+        """Set the terminal's size. ValueError without one."""
+        if not self._pty:
+            await super().resize(size)
+        await self._tell({"resize": [size.rows, size.columns]})
+
+    async def detach(self) -> None:
+        """Let go of a tagged process without ending it. ValueError without a tag."""
+        if self.tag is None:
+            await super().detach()
+        self.release()
+
+
+async def _blocks(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
+    while data := await reader.read(1 << 16):
+        yield data
+
+
+async def _pump(
+    stream: Literal["stdout", "stderr"], source: AsyncIterator[bytes], queue: asyncio.Queue[Chunk | None]
+) -> None:
+    async for data in source:
+        await queue.put(Chunk(stream, data))
+    await queue.put(None)

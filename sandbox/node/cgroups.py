@@ -10,7 +10,6 @@ import errno
 import os
 import signal
 import time
-from dataclasses import dataclass, field
 from typing import Any
 
 ROOT = "posttrain"
@@ -26,13 +25,16 @@ def _write(path: str, text: str) -> None:
         file.write(text)
 
 
-@dataclass
 class Group:
-    """One sandbox's folders, one per hierarchy."""
+    """One sandbox's folders, one per hierarchy. (No dataclass: that module alone costs a container's init a
+    fifth of its start.)"""
 
-    folders: list[str] = field(default_factory=list[str])
-    memory: str | None = None
-    pids: str | None = None
+    def __init__(
+        self, folders: list[str] | None = None, memory: str | None = None, pids: str | None = None
+    ) -> None:
+        self.folders = folders or []
+        self.memory = memory
+        self.pids = pids
 
     def add(self, pid: int) -> None:
         for folder in self.folders:
@@ -51,6 +53,14 @@ class Group:
                     break
         return found
 
+    def killed_for_memory(self) -> bool:
+        """Whether the memory limit ever killed something here."""
+        counters = self.watch()
+        killed = "oom" in counters and count(*counters["oom"]) > 0
+        for fd, _ in counters.values():
+            os.close(fd)
+        return killed
+
     def remove(self) -> None:
         """Remove the folders; what was in them is already dead, but its exit may lag a little."""
         for folder in self.folders:
@@ -65,14 +75,14 @@ class Group:
                     break
 
 
-@dataclass
 class Groups:
     """What this host offers: a parent folder per controller, or the reason why there is none."""
 
-    version: int
-    memory: str | None
-    pids: str | None
-    reasons: dict[str, str]
+    def __init__(self, version: int, memory: str | None, pids: str | None, reasons: dict[str, str]) -> None:
+        self.version = version
+        self.memory = memory
+        self.pids = pids
+        self.reasons = reasons
 
     @classmethod
     def probe(cls) -> Groups:
@@ -99,6 +109,18 @@ class Groups:
 
     def describe(self) -> dict[str, Any]:
         return {"version": self.version, "memory": self.memory, "pids": self.pids, "reasons": self.reasons}
+
+    def memory_ceiling(self) -> int | None:
+        """The memory limit in bytes of the nearest group around all sandboxes that has one."""
+        folder, lowest = self.memory, None
+        while folder and os.path.exists(f"{folder}/cgroup.procs"):
+            for name in ("memory.max", "memory.limit_in_bytes"):
+                with contextlib.suppress(OSError):
+                    text = _read(f"{folder}/{name}")
+                    if text.isdigit():
+                        lowest = min(lowest or int(text), int(text))
+            folder = folder.rpartition("/")[0]
+        return lowest
 
     def make(self, name: str, memory_bytes: int, pids: int) -> Group:
         """Folders for one sandbox with verified limits."""

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import resource
 import select
 import signal
 import socket
+import termios
 import time
 from typing import Any
 
@@ -27,26 +29,93 @@ IGNORED_ABOVE = (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, signal.SIGTERM, 
 
 def run(spec: dict[str, Any], request: dict[str, Any], status: socket.socket, pipes: list[int]) -> None:
     """Serve one exec request: pipes are stdin, stdout, stderr of the command."""
-    sc.prctl(sc.PR_SET_CHILD_SUBREAPER, 1)
-    sc.prctl(sc.PR_SET_DUMPABLE, 0)
-    before = _events(spec)
-    wake = children.wake_fd()
-    try:
-        child = os.fork()
-    except OSError as error:
-        wire.send(status, {"error": f"fork: {error.strerror}", "kind": "pids"})
+    wake, before = prepare(spec)
+    child = start(spec, request, pipes, status)
+    if child is None:
         return
-    if child == 0:
-        _become(spec, request, pipes)
     for fd in pipes:
         os.close(fd)
     ended, reason = _watch(child, request.get("timeout"), status, wake)
-    report = _report(ended, reason)
-    report["hit"] = [name for name, value in _events(spec).items() if value > before[name]]
+    report = describe(spec, before, ended, reason)
     with contextlib.suppress(OSError):
         wire.send(status, report)
     status.close()
-    while not reason:  # reap background processes until none is left
+    if not reason:
+        reap_the_rest()
+
+
+def prepare(spec: dict[str, Any]) -> tuple[int, dict[str, int]]:
+    """Become a monitor: (descriptor that wakes at SIGCHLD, limits hit so far)."""
+    sc.prctl(sc.PR_SET_CHILD_SUBREAPER, 1)
+    sc.prctl(sc.PR_SET_DUMPABLE, 0)
+    return children.wake_fd(), _events(spec)
+
+
+def start(
+    spec: dict[str, Any], request: dict[str, Any], pipes: list[int], status: socket.socket
+) -> int | None:
+    """Fork the command; None (and the client knows) where the process limit refuses."""
+    try:
+        child = os.fork()
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            wire.send(status, refusal(error))
+        return None
+    if child == 0:
+        _become(spec, request, pipes)
+    return child
+
+
+def refusal(error: OSError) -> dict[str, Any]:
+    """The report of a command that could not even be forked."""
+    return {"error": f"fork: {error.strerror}", "kind": "pids", "repercussion": "processes"}
+
+
+def describe(
+    spec: dict[str, Any], before: dict[str, int], ended: tuple[int, Any] | None, reason: str
+) -> dict[str, Any]:
+    """The report of a command's end."""
+    report = _report(ended, reason)
+    report["hit"] = [name for name, value in _events(spec).items() if value > before[name]]
+    report["repercussion"] = _repercussion(spec, report)
+    return report
+
+
+def _repercussion(spec: dict[str, Any], report: dict[str, Any]) -> str | None:
+    """What the commands of this sandbox have destroyed of it."""
+    if not os.path.isdir(spec["workdir"]):
+        return "system"
+    if report["exit"] in (126, 127) and not _shell_works():
+        return "system"
+    if "pids" in report["hit"] and not _can_fork():
+        return "processes"
+    return "disk" if report["disk_full"] else None
+
+
+def _shell_works() -> bool:
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.execv("/bin/sh", ["/bin/sh", "-c", ":"])
+        finally:
+            os._exit(127)
+    return os.waitpid(pid, 0)[1] == 0
+
+
+def _can_fork() -> bool:
+    try:
+        pid = os.fork()
+    except OSError:
+        return False
+    if pid == 0:
+        os._exit(0)
+    os.waitpid(pid, 0)
+    return True
+
+
+def reap_the_rest() -> None:
+    """Reap background processes until none is left."""
+    while True:
         children.reap_all()
         try:
             os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
@@ -180,6 +249,8 @@ def _become(spec: dict[str, Any], request: dict[str, Any], pipes: list[int]) -> 
     try:
         os.setsid()
         signal.set_wakeup_fd(-1)
+        if request.get("pty"):
+            fcntl.ioctl(pipes[0], termios.TIOCSCTTY, 0)
         for fd in range(3):
             os.dup2(pipes[fd], fd)
         os.closerange(3, 1 << 20)
@@ -210,5 +281,6 @@ def _limits(spec: dict[str, Any]) -> None:
         hard = resource.getrlimit(number)[1]
         wanted = value if hard == resource.RLIM_INFINITY else min(value, hard)
         resource.setrlimit(number, (wanted, wanted))
-    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
-        file.write("500")  # the command dies before the sandbox's init
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "r+") as file:
+        own = int(file.read())
+        file.write(str(min(1000, max(500, own + 100))))  # the command dies before the sandbox's init

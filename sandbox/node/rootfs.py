@@ -12,6 +12,7 @@ from typing import Any
 
 from sandbox.node import syscalls as sc
 
+MOUNT_POINTS = ("/dev", "/proc", "/run", "/tmp")
 DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 # Files through which root inside could reach the whole kernel; agents could not open most of them anyway.
 MASKED_FILES = ("kcore", "keys", "key-users", "kmsg", "kallsyms", "kpagecount", "kpageflags", "kpagecgroup",
@@ -33,6 +34,7 @@ def build(spec: dict[str, Any]) -> int:
         os.chmod(f"{scratch}/{name}", mode)
     _overlay(spec, scratch)
     root = f"{scratch}/root"
+    _check_mount_points(root, [target for _, target in (*spec["binds"], *spec["etc_binds"])])
     for source, target in spec["binds"]:
         _bind_read_only(source, root + target)
     _own_tmpfs(scratch, root)
@@ -47,6 +49,8 @@ def build(spec: dict[str, Any]) -> int:
         _bind_read_only(source, target)
     for source, target in spec["etc_binds"]:
         _bind_read_only(source, root + target)
+    if spec.get("show_groups"):
+        _groups(root, spec["groups"])
     upper = os.open(f"{scratch}/upper", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     _enter(root)
     os.umask(0o022)
@@ -72,6 +76,16 @@ def _overlay(spec: dict[str, Any], scratch: str) -> None:
 
 def _escape(path: str) -> str:
     return path.replace("\\", "\\\\").replace(":", "\\:").replace(",", "\\,")
+
+
+def _check_mount_points(root: str, targets: list[str]) -> None:
+    """An image may not lead what is mounted to another place: links would be followed on the host's side."""
+    for target in (*MOUNT_POINTS, *targets):
+        path = root
+        for part in target.strip("/").split("/"):
+            path += f"/{part}"
+            if os.path.islink(path):
+                raise OSError(errno.ELOOP, f"the image's {target} leads through a symbolic link")
 
 
 def _bind_read_only(source: str, target: str) -> None:
@@ -124,6 +138,20 @@ def _proc(root: str, *, masked: bool) -> None:
         if os.path.isdir(f"{proc}/{name}"):
             sc.mount(f"{proc}/{name}", f"{proc}/{name}", None, sc.MS_BIND | sc.MS_REC)
             sc.restrict_mount(f"{proc}/{name}", sc.MOUNT_ATTR_RDONLY)
+
+
+def _groups(root: str, groups: dict[str, str | None]) -> None:
+    """The sandbox's own control groups, read-only, where container runtimes show them."""
+    sc.mount("tmpfs", f"{root}/sys", "tmpfs", sc.MS_NOSUID | sc.MS_NODEV | sc.MS_NOEXEC, "size=64k,mode=755")
+    together = groups["memory"] == groups["pids"]
+    for name, folder in groups.items():
+        if folder is not None:
+            target = f"{root}/sys/fs/cgroup" if together else f"{root}/sys/fs/cgroup/{name}"
+            os.makedirs(target, exist_ok=True)
+            _bind_read_only(folder, target)
+    sc.mount(
+        None, f"{root}/sys", None, sc.MS_REMOUNT | sc.MS_BIND | sc.MS_RDONLY | sc.MS_NOSUID | sc.MS_NOEXEC
+    )
 
 
 def _enter(root: str) -> None:

@@ -28,6 +28,12 @@ _REFUSED = {
     "settimeofday": (164, 170), "swapoff": (168, 225), "swapon": (167, 224), "syslog": (103, 116),
     "umount2": (166, 39), "unshare": (272, 97), "userfaultfd": (323, 282),
 }  # fmt: skip
+_JAILS = {
+    "mount", "umount2", "pivot_root", "unshare", "setns", "mount_setattr", "move_mount", "open_tree",
+    "fsopen", "fsconfig", "fsmount", "fspick", "sethostname", "setdomainname",
+}  # fmt: skip
+"""What a nested sandbox's root needs to make jails; all else is refused there too, and in the jails."""
+_PRLIMIT = (302, 261)
 _CLONE, _CLONE3, _SOCKET, _SOCKETPAIR = (56, 220), (435, 435), (41, 198), (53, 199)
 _ARCHITECTURE = (0xC000003E, 0xC00000B7)
 _FAMILIES = (1, 2, 10, 16)  # unix, inet, inet6, netlink
@@ -50,7 +56,7 @@ def _refuse_if(code: int, k: int, number: int) -> bytes:
     return _op(code, k, 0, 1) + _op(_RETURN, _ERRNO | number)
 
 
-def program() -> bytes | None:
+def program(*, nested: bool = False) -> bytes | None:
     """The filter for this machine, None on an architecture whose numbers we do not know."""
     machine = os.uname().machine
     if machine not in ("x86_64", "aarch64"):
@@ -60,19 +66,28 @@ def program() -> bytes | None:
     code += _op(_RETURN, _ERRNO | errno.ENOSYS)  # 32-bit calls
     code += _op(_LOAD, _NUMBER)
     code += _refuse_if(_AT_LEAST, 0x40000000, errno.ENOSYS)  # x32
-    code += _refuse_if(_EQUAL, _CLONE3[column], errno.ENOSYS)
-    for numbers in _REFUSED.values():
-        code += _refuse_if(_EQUAL, numbers[column], errno.EPERM)
-    clone = _op(_LOAD, _FIRST_ARGUMENT) + _refuse_if(_ANY_BIT, _NAMESPACES, errno.EPERM)
-    clone += _op(_RETURN, _ALLOW)
-    code += _op(_EQUAL, _CLONE[column], 0, len(clone) // 8) + clone
+    for name, numbers in _REFUSED.items():
+        if not (nested and name in _JAILS):
+            code += _refuse_if(_EQUAL, numbers[column], errno.EPERM)
+    if not nested:
+        code += _refuse_if(_EQUAL, _CLONE3[column], errno.ENOSYS)
+        clone = _op(_LOAD, _FIRST_ARGUMENT) + _refuse_if(_ANY_BIT, _NAMESPACES, errno.EPERM)
+        code += _if_call(_CLONE[column], clone + _op(_RETURN, _ALLOW))
+        # Limits of oneself alone: root inside could starve init.
+        own = _op(_LOAD, _FIRST_ARGUMENT) + _op(_EQUAL, 0, 1, 0) + _op(_RETURN, _ERRNO | errno.EPERM)
+        code += _if_call(_PRLIMIT[column], own + _op(_RETURN, _ALLOW))
     for numbers in (_SOCKET, _SOCKETPAIR):
         check = _op(_LOAD, _FIRST_ARGUMENT)
         for family in _FAMILIES:
             check += _op(_EQUAL, family, 0, 1) + _op(_RETURN, _ALLOW)
-        check += _op(_RETURN, _ERRNO | errno.EAFNOSUPPORT)
-        code += _op(_EQUAL, numbers[column], 0, len(check) // 8) + check
+        code += _if_call(numbers[column], check + _op(_RETURN, _ERRNO | errno.EAFNOSUPPORT))
     return code + _op(_RETURN, _ALLOW)
 
 
+def _if_call(number: int, body: bytes) -> bytes:
+    """Run `body`, which returns, for that call alone."""
+    return _op(_EQUAL, number, 0, len(body) // 8) + body
+
+
 PROGRAM = program()
+NESTED_PROGRAM = program(nested=True)

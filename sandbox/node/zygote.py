@@ -1,7 +1,8 @@
 """The nodelet: one small process per provider that forks sandboxes.
 
-It lives exactly as long as its client: when the control socket ends (also by kill -9), it kills its
-sandboxes, waits for them, removes their control groups and records, and exits.
+It lives as long as its client: when the control socket ends (also by kill -9), it kills its sandboxes, waits
+for them, removes their control groups and records, and exits. Sandboxes with a lease outlive the client; the
+nodelet then stays until the last of them has ended.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import socket
 import sys
 from typing import Any
 
-from sandbox.node import cgroups, children, host, init, wire
+from sandbox.node import cgroups, children, host, init, ledger, lower, wire
 from sandbox.node import syscalls as sc
 
 PARENT_CHECK_MS = 1000
@@ -33,6 +34,8 @@ class Zygote:
         self.identity = os.geteuid() == 0
         self.sandboxes: dict[int, dict[str, Any]] = {}
         self.groups = cgroups.Groups.probe()
+        self.lower = lower.Lower()
+        self.ledger = ledger.Ledger(f"{state}/../node", self.groups.memory_ceiling())
 
     def hello(self) -> dict[str, Any]:
         """Facts about this host for the client."""
@@ -42,35 +45,46 @@ class Zygote:
             "user_namespace": not reason,
             "user_namespace_reason": reason,
             "id_map": "0 0 65536" if self.identity else None,
+            "mounts_layers": lower.possible(),
             **({"error": reason} if reason and not self.identity else {}),
         }
 
     def loop(self) -> None:
+        """Serve until the client is gone and no sandbox lives on its lease."""
         wake = children.wake_fd()
         poll = select.poll()
-        poll.register(self.control.fileno(), select.POLLIN)
-        poll.register(wake, select.POLLIN)
-        poll.register(self.listener.fileno(), select.POLLIN)
-        parent = os.getppid()
-        while True:
+        for fd in (self.control.fileno(), wake, self.listener.fileno()):
+            poll.register(fd, select.POLLIN)
+        control, parent = self.control.fileno(), os.getppid()
+        orphaned = False
+        while not orphaned or self.sandboxes:
             ready = [fd for fd, _ in poll.poll(PARENT_CHECK_MS)]
-            if os.getppid() != parent:  # our client died, but a child of his still holds the socket
-                self.shut_down()
-                return
             if wake in ready:
                 children.drain(wake)
                 self.reap()
             if self.listener.fileno() in ready:
                 self.introduce()
-            if self.control.fileno() in ready:
-                try:
-                    message, fds = wire.receive(self.control)
-                except OSError:
-                    message, fds = None, []
-                if message is None:
-                    self.shut_down()
-                    return
-                self.handle(message, fds)
+            # Our client may have died although a child of his still holds the socket.
+            if not orphaned and (os.getppid() != parent or (control in ready and not self.serve())):
+                orphaned = True
+                poll.unregister(control)
+                self.control.close()
+                os.dup2(0, 2)  # /dev/null: whoever reads our client's errors need not wait for leases
+                self.end([pid for pid, each in self.sandboxes.items() if each["lease_s"] is None])
+        self.ledger.close()
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(f"{self.state}/{os.getpid()}.sock")
+
+    def serve(self) -> bool:
+        """One request of the client; False if it is gone."""
+        try:
+            message, fds = wire.receive(self.control)
+        except OSError:
+            return False
+        if message is None:
+            return False
+        self.handle(message, fds)
+        return True
 
     def handle(self, message: dict[str, Any], fds: list[int]) -> None:
         if message["op"] == "create":
@@ -105,22 +119,34 @@ class Zygote:
         client = socket.socket(fileno=client_fd)
         ours, theirs = socket.socketpair()
         group = None
+        memory: int = spec["memory_bytes"]
         try:
+            self.ledger.admit(memory, spec["admission"])
+        except ledger.Refused as refused:
+            wire.send(client, {"error": str(refused), "refused": refused.limit})
+            self._gone(spec["id"])
+            for sock in (client, ours, theirs):
+                sock.close()
+            return
+        try:
+            self.lower.mount(spec["mounts"])
             group = self.groups.make(spec["name"], spec["memory_bytes"], spec["pids"])
             spec["events"] = group.watch()
+            spec["groups"] = {"memory": group.memory, "pids": group.pids}
             pid = self._fork(spec, client, ours, theirs)
             for fd, _ in spec["events"].values():
                 os.close(fd)
         except OSError as error:
             if group is not None:
                 group.remove()
+            self.ledger.release(memory)
             wire.send(client, {"error": f"{error}", "errno": error.errno or 0})
-            self._forget(spec["id"])
-            self.tell({"event": "dead", "id": spec["id"]})
+            self._gone(spec["id"])
             ours.close()
         else:
             self.sandboxes[pid] = {
                 "id": spec["id"], "group": group, "control": ours, "handle": spec.pop("handle"),
+                "lease_s": spec["lease_s"], "memory": memory,
             }  # fmt: skip
 
             try:
@@ -169,10 +195,20 @@ class Zygote:
         for pid, status, _ in children.reap_all():
             record = self.sandboxes.pop(pid, None)
             if record is not None:
-                record["control"].close()
-                record["group"].remove()
-                self._forget(record["id"])
-                self.tell({"event": "dead", "id": record["id"], "status": status})
+                oom = os.WIFSIGNALED(status) and record["group"].killed_for_memory()
+                self._remove(record)
+                self.tell({"event": "dead", "id": record["id"], "oom": oom})
+
+    def _gone(self, id: str) -> None:
+        """Say that a sandbox which was asked for does not exist."""
+        self._forget(id)
+        self.tell({"event": "dead", "id": id})
+
+    def _remove(self, record: dict[str, Any]) -> None:
+        record["control"].close()
+        self.ledger.release(record["memory"])
+        record["group"].remove()
+        self._forget(record["id"])
 
     def _forget(self, id: str) -> None:
         with contextlib.suppress(FileNotFoundError):
@@ -182,19 +218,15 @@ class Zygote:
         with contextlib.suppress(OSError):
             wire.send(self.control, message)
 
-    def shut_down(self) -> None:
-        self.control.close()
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(f"{self.state}/{os.getpid()}.sock")
-        for pid in self.sandboxes:
+    def end(self, pids: list[int]) -> None:
+        """Kill these sandboxes and remove what was theirs."""
+        for pid in pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        for pid in list(self.sandboxes):
+        for pid in pids:
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, 0)
-            record = self.sandboxes.pop(pid)
-            record["group"].remove()
-            self._forget(record["id"])
+            self._remove(self.sandboxes.pop(pid))
 
 
 def _try_user_namespace() -> str:

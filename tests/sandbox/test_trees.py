@@ -10,6 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sandbox import trees
+from sandbox.oci.layers import unpack
+from sandbox.oci.tars import UnsafeTar
 
 
 def make(root: Path) -> Path:
@@ -46,7 +48,7 @@ def test_pack_is_deterministic_and_unpacks_equal(tmp_path: Path) -> None:
     assert trees.pack_bytes(one) == trees.pack_bytes(two)
     target = tmp_path / "target"
     target.mkdir()
-    trees.unpack(io.BytesIO(trees.pack_bytes(one)), target)
+    unpack(io.BytesIO(trees.pack_bytes(one)), target)
     assert trees.tree_digest(target) == trees.tree_digest(one)
 
 
@@ -62,10 +64,10 @@ NAMES = st.text(st.characters(codec="utf-8", exclude_characters="/\0"), min_size
 def test_any_names_survive(tmp_path_factory: pytest.TempPathFactory, files: dict[str, bytes]) -> None:
     files = {name: data for name, data in files.items() if len(name.encode()) < 200}
     target = tmp_path_factory.mktemp("any")
-    trees.unpack(io.BytesIO(trees.pack_files(files)), target)
+    unpack(io.BytesIO(trees.pack_files(files)), target)
     assert {path.name: path.read_bytes() for path in target.iterdir()} == files
     again = tmp_path_factory.mktemp("again")
-    trees.unpack(io.BytesIO(trees.pack_bytes(target)), again)
+    unpack(io.BytesIO(trees.pack_bytes(target)), again)
     assert trees.tree_digest(again) == trees.tree_digest(target)
 
 
@@ -98,6 +100,6 @@ def test_unsafe_entries_are_refused(tmp_path: Path, members: list[tarfile.TarInf
     (tmp_path / "secret").write_text("x")
     target = tmp_path / "target"
     target.mkdir()
-    with pytest.raises(trees.UnsafeTar):
-        trees.unpack(buffer, target)
+    with pytest.raises(UnsafeTar):
+        unpack(buffer, target)
     assert not (tmp_path / "out").exists()

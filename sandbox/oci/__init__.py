@@ -1,0 +1,1 @@
+"""Images in the form of the Open Container Initiative: documents, layers, archives, registries."""
