@@ -153,6 +153,9 @@ class Task(Record):
     """Gold patch: a git diff from the environment's workspace to the solved one."""
     status: Status = Status.DRAFT
     split: Literal["train", "dev", "test"] | None = None
+    foreign: BlobRef | None = None
+    """For an imported task: what its document said that this record has no place for
+    (`envfactory.formats.base.Foreign` as JSON)."""
 
     @staticmethod
     def make_id(slug: str, *parts: object) -> str:
