@@ -105,10 +105,13 @@ class TaskFormat(Protocol):
         ...
 
 
-def extend(parcel: Parcel, *, natives: Iterable[Literal["statement", "tests"]]) -> dict[str, Any]:
+def extend(
+    parcel: Parcel, *, natives: Iterable[Literal["statement", "tests"]], workspace: bool = True
+) -> dict[str, Any]:
     """Our part of a document: the record without what the format's own fields say.
 
-    `natives` names what they do say: the statement, and the lists of tests.
+    `natives` names what they do say: the statement, and the lists of tests. Without `workspace` the files are
+    left out, for formats that hold them elsewhere.
     """
     value: dict[str, Any] = {"format": 1}
     if parcel.task is not None:
@@ -118,7 +121,7 @@ def extend(parcel: Parcel, *, natives: Iterable[Literal["statement", "tests"]]) 
         value["report"] = parcel.report.model_dump(mode="json")
     if parcel.setup is not None:
         value["setup"] = parcel.setup.model_dump(mode="json")
-    if parcel.workspace is not None:
+    if workspace and parcel.workspace is not None:
         value["workspace"] = base64.b64encode(pack_tree(parcel.workspace)).decode()
     if parcel.foreign:
         value["foreign"] = [one.model_dump(mode="json") for one in parcel.foreign]

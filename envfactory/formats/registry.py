@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import cast
 
 from catalog.errors import did_you_mean
-from envfactory.formats import swebench
+from envfactory.formats import harbor, swebench
 from envfactory.formats.base import TaskFormat
 from envfactory.formats.fields import FormatError
 
-TASKS: dict[str, TaskFormat] = {module.name: cast(TaskFormat, module) for module in (swebench,)}
+TASKS: dict[str, TaskFormat] = {module.name: cast(TaskFormat, module) for module in (swebench, harbor)}
 
 
 def task_format(name: str) -> TaskFormat:
