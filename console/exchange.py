@@ -8,7 +8,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from console.session import InSession, print_table
+from console.session import InSession, clean, print_table
 
 
 def export_tasks(
@@ -51,7 +51,7 @@ def export_tasks(
     def show() -> None:
         print(f"{out.resolve()}: {count} tasks")
         for line in missing:
-            print(f"  other programs do not see {line}")
+            print(f"  other programs do not see {clean(line)}")
 
     session.emit({"path": str(out.resolve()), "tasks": count, "not seen by others": list(missing)}, show)
 

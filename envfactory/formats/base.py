@@ -22,7 +22,7 @@ from pydantic import ValidationError
 
 from catalog.models import QualityReport, Record, Status, Task, TestStatus, digest_json
 from envfactory.formats.archives import pack_tree, unpack_tree
-from envfactory.formats.fields import Fields, FormatError, decode_base64, parse_json
+from envfactory.formats.fields import Fields, FormatError, decode_base64
 from envfactory.trees import Tree
 
 FIELD = "posttrain"
@@ -104,6 +104,10 @@ class TaskFormat(Protocol):
         """Write a new document, whole or not at all; the number of tasks. Raises FormatError."""
         ...
 
+    def misread(self, parcel: Parcel) -> list[str]:
+        """What the format's own programs will get wrong about this task, one sentence each."""
+        ...
+
 
 def extend(
     parcel: Parcel, *, natives: Iterable[Literal["statement", "tests"]], workspace: bool = True
@@ -140,16 +144,13 @@ def _thin(task: Task, natives: set[str]) -> dict[str, Any]:
     return value
 
 
-def extended(parcel: Parcel, value: object, place: str) -> Parcel:
+def extended(parcel: Parcel, fields: Fields | None, place: str) -> Parcel:
     """A parcel of a format's own fields, with our part of the document added. Own fields win.
 
-    `value` is the content of the extension field, None where there is none.
+    `fields` is the extension field, None where there is none.
     """
-    if value is None:
+    if fields is None:
         return parcel
-    if isinstance(value, str):
-        value = parse_json(value.encode(), f"{place}: {FIELD}")
-    fields = Fields.of(value, f"{place}: {FIELD}")
     if fields.value.get("format") != 1:
         raise FormatError(f"{fields.place} is of a format that this version does not know: export it again")
     more: dict[str, Any] = {}
@@ -189,6 +190,11 @@ def _first(error: Exception) -> str:
         one = error.errors()[0]
         return f"{'.'.join(map(str, one['loc']))}: {one['msg']}"
     return f"{type(error).__name__} {error}"
+
+
+def nothing_misread(parcel: Parcel) -> list[str]:
+    """For formats whose programs read our verifier's own report."""
+    return []
 
 
 def no_twins(parcels: Iterable[Parcel], place: str) -> Iterator[Parcel]:

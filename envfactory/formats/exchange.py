@@ -10,7 +10,7 @@ say of a task's quality is not taken over: it comes in as a draft, unless `trust
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,8 +38,15 @@ def export_tasks(
 ) -> tuple[int, tuple[str, ...]]:
     """Write a new document. How many tasks, and what other readers of it will not see. Raises FormatError."""
     found = task_format(format)
-    packed = (pack(task, catalog.blobs, images, catalog.find_report(task.id)) for task in tasks)
-    return found.write(packed, path), found.missing
+    remarks = list(found.missing)
+
+    def packed() -> Iterator[Parcel]:
+        for task in tasks:
+            parcel = pack(task, catalog.blobs, images, catalog.find_report(task.id))
+            remarks.extend(found.misread(parcel))
+            yield parcel
+
+    return found.write(packed(), path), tuple(remarks)
 
 
 async def import_tasks(

@@ -20,6 +20,7 @@ from typing import Any
 from envfactory.formats import toml
 from envfactory.formats.archives import pack_tree, unpack_tree
 from envfactory.formats.base import FIELD, Foreign, Parcel, extended, no_twins
+from envfactory.formats.base import nothing_misread as misread
 from envfactory.formats.fields import FormatError, checked_id
 from envfactory.formats.recipes import (
     complete,
@@ -36,6 +37,8 @@ from envfactory.formats.recipes import (
     write_files,
 )
 from envfactory.trees import File
+
+__all__ = ["misread", "missing", "name", "read", "summary", "write"]
 
 name = "harbor"
 summary = "Harbor task folders (schema 1.4): a folder of folders with task.toml"
@@ -155,7 +158,7 @@ def _read(folder: Path) -> Parcel:
     if archive.is_file():
         data = read_file(folder, "environment/workspace.tar.gz")
         arguments["workspace"] = unpack_tree(data, str(archive))
-    ours = row.get(FIELD)
+    ours = row.object(FIELD) if row.get(FIELD) is not None else None
     parcel = extended(Parcel(**arguments), ours, row.place)
     if parcel.task is None:
         fields = {"instance_id": parcel.id, "metadata": said.get("metadata", {}), "config": row.rest()}

@@ -8,11 +8,12 @@ so the workspace travels in the extension column.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from catalog.models import digest_json
 from envfactory.formats.base import FIELD, Foreign, Parcel, extend, extended, no_twins
 from envfactory.formats.fields import Fields, FormatError, checked_id, text_of
 from envfactory.formats.rows import read_rows, write_rows
@@ -48,10 +49,13 @@ def classic_row(parcel: Parcel) -> dict[str, Any]:
     return row
 
 
-def to_row(parcel: Parcel, format: str) -> dict[str, Any]:
+def to_row(
+    parcel: Parcel, format: str, derived: Mapping[str, Any] | None = None, *, workspace: bool = True
+) -> dict[str, Any]:
     """The columns that every SWE-bench descendant shares, what such a row said before, and our extension.
 
-    A row that was read comes back with its own id and its own further columns.
+    A row that was read comes back with its own id and its own further columns. `derived` are columns that
+    follow from the rest: the extension lists them, so that a reader takes them for no more than that.
     """
     before = parcel.fields(format)
     row: dict[str, Any] = {
@@ -69,10 +73,13 @@ def to_row(parcel: Parcel, format: str) -> dict[str, Any]:
         "environment_setup_commit": before.pop("environment_setup_commit", parcel.commit),
     }
     others = tuple(one for one in parcel.foreign if one.format != format)
-    ours = extend(_with(parcel, others), natives=("statement", "tests"))
+    ours = extend(replace(parcel, foreign=others), natives=("statement", "tests"), workspace=workspace)
+    made = {key: value for key, value in (derived or {}).items() if key not in before}
+    if made:
+        ours["derived"] = {key: digest_json(value) for key, value in made.items()}
     if len(ours) > 1:
         row[FIELD] = json.dumps(ours, ensure_ascii=False)
-    return row | before
+    return row | made | before
 
 
 def from_row(row: Fields, format: str) -> Parcel:
@@ -94,20 +101,38 @@ def from_row(row: Fields, format: str) -> Parcel:
         version=row.text("version", ""),
         created=row.text("created_at", ""),
     )
-    ours = row.get(FIELD)
-    said = row.rest()
+    ours = row.object(FIELD) if row.get(FIELD) is not None else None
+    derived = ours.object("derived").value if ours else {}
+    said = {key: value for key, value in row.rest().items() if not _is(value, derived.get(key))}
     kept = {"instance_id": parcel.id}
     for column, default in (("hints_text", ""), ("environment_setup_commit", parcel.commit)):
         if (text := said.pop(column, default)) != default:
             kept[column] = text
     parcel = extended(parcel, ours, row.place)
     if parcel.id != kept["instance_id"] or said or len(kept) > 1 or parcel.task is None:
-        parcel = _with(parcel, (*parcel.foreign, Foreign(format=format, fields=kept | said)))
+        foreign = Foreign(format=format, fields=kept | said)
+        parcel = replace(parcel, foreign=(*parcel.foreign, foreign))
     return parcel
 
 
-def _with(parcel: Parcel, foreign: tuple[Foreign, ...]) -> Parcel:
-    return replace(parcel, foreign=foreign)
+def _is(value: object, digest: object) -> bool:
+    """Whether a column still holds what we derived; parquet may have made JSON text of it."""
+    if digest is None:
+        return False
+    texts = [value]
+    if isinstance(value, str) and value[:1] in "[{":
+        try:
+            texts.append(json.loads(value))
+        except ValueError:
+            pass
+    return any(digest_json(one) == digest for one in texts)
+
+
+def misread(parcel: Parcel) -> list[str]:
+    """Ids that a harness which reads printed lines takes for others: blanks, ` - `, control characters."""
+    listed = (*parcel.fail_to_pass, *parcel.pass_to_pass)
+    odd = [id for id in listed if " - " in id or " ".join(id.split()) != id or not id.isprintable()]
+    return [f"{parcel.id}: {len(odd)} test ids that printed lines do not keep, as {odd[0]!r}"] if odd else []
 
 
 def container(id: str) -> str:
