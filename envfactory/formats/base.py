@@ -63,10 +63,12 @@ class Parcel:
     """git diff that brings the verifier's files into the workspace."""
     fail_to_pass: tuple[str, ...]
     pass_to_pass: tuple[str, ...]
+    start: bytes = b""
+    """git diff from `repo` at `commit` to the workspace, where that is not the workspace itself."""
     repo: str = ""
     """`owner/name`."""
     commit: str = ""
-    """Commit id of the workspace."""
+    """Commit id of the workspace, or of what `start` leads from."""
     version: str = ""
     created: str = ""
     """ISO 8601, or empty."""

@@ -79,8 +79,8 @@ def keep_foreign(parcel: Parcel, blobs: Blobs) -> BlobRef | None:
     """Store what the document said beyond our record; None when there is nothing."""
     if not parcel.foreign:
         return None
-    rows = [one.model_dump(mode="json") for one in parcel.foreign]
-    return blobs.put(b"\n".join(canonical_json(row) for row in rows))
+    rows = sorted(canonical_json(one.model_dump(mode="json")) for one in parcel.foreign)
+    return blobs.put(b"\n".join(rows))
 
 
 def repository_name(source: str) -> str:

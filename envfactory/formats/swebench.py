@@ -7,6 +7,7 @@ so the workspace travels in the extension column.
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -57,6 +58,11 @@ def to_row(
     A row that was read comes back with its own id and its own further columns. `derived` are columns that
     follow from the rest: the extension lists them, so that a reader takes them for no more than that.
     """
+    if parcel.start and parcel.workspace is None:
+        raise FormatError(
+            f"{parcel.id} starts from a commit with a further diff, which {format} cannot say: "
+            "import it with --repo first"
+        )
     before = parcel.fields(format)
     row: dict[str, Any] = {
         "repo": parcel.repo,
@@ -121,10 +127,8 @@ def _is(value: object, digest: object) -> bool:
         return False
     texts = [value]
     if isinstance(value, str) and value[:1] in "[{":
-        try:
+        with contextlib.suppress(ValueError):
             texts.append(json.loads(value))
-        except ValueError:
-            pass
     return any(digest_json(one) == digest for one in texts)
 
 
