@@ -361,6 +361,10 @@ class Trajectory(Record):
     truncated: bool = False
     config_epoch: int = 0
     cost_s: float = 0.0
+    patch: str | None = None
+    """Base64 of the git diff that was graded; None where the agent left none or its actions say it."""
+    foreign: dict[str, Any] = {}
+    """For an imported trajectory: `format`, and the `document` as it was read."""
 
     @model_validator(mode="after")
     def _aligned(self) -> Trajectory:

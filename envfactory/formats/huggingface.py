@@ -35,9 +35,9 @@ CARD = """\
 {config}---
 # {count} coding tasks
 
-Made and audited by posttrain. Columns are those of SWE-bench, with the lists of tests as lists; `workspace`
-is what an agent finds (a gzipped tar), `posttrain` what other programs need not know. `patch` is the solution,
-and `test_patch` has the hidden tests: keep both away from agents.
+Made and audited by posttrain. Columns are those of SWE-bench, with the lists of tests as lists;
+`workspace` is what an agent finds (a gzipped tar), `posttrain` what other programs need not know.
+`patch` is the solution, and `test_patch` has the hidden tests: keep both away from agents.
 """
 
 
