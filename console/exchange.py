@@ -1,4 +1,4 @@
-"""`posttrain tasks export` and `tasks import`: tasks in other people's formats."""
+"""`posttrain tasks export|import` and `runs export|import`: tasks and trajectories in others' formats."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from console.session import InSession, clean, print_table
+from console.session import InSession, Session, clean, print_table
 
 
 def export_tasks(
@@ -87,3 +87,84 @@ def import_tasks(
          for row, one in zip(rows, entered, strict=True)],
         lambda: print_table(columns, rows, empty=""),
     )  # fmt: skip
+
+
+def export_run(
+    run: str, out: Path, *, format: Annotated[str, Parameter(alias="-f")], session: InSession
+) -> None:
+    """Write the trajectories of a run in another format.
+
+    Parameters
+    ----------
+    run
+        Id of a run, or its folder.
+    out
+        The folder to write, or a .jsonl file; it must not exist.
+    format
+        atif or mini-swe-agent.
+    """
+    from catalog.jsonl import read_lines
+    from catalog.models import Trajectory
+    from envfactory.formats.registry import trajectory_format
+
+    found = trajectory_format(format)
+    lines = read_lines(run_folder(session, run) / "rollout" / "trajectories.jsonl")
+    count = found.write((Trajectory.model_validate(line) for line in lines), out)
+
+    def show() -> None:
+        print(f"{out.resolve()}: {count} trajectories")
+        for line in found.missing:
+            print(f"  other programs do not see {line}")
+
+    value = {"path": str(out.resolve()), "trajectories": count, "not seen by others": list(found.missing)}
+    session.emit(value, show)
+
+
+def import_run(
+    path: Path, run: Path, *, format: Annotated[str, Parameter(alias="-f")], session: InSession
+) -> None:
+    """Make a run of trajectories in another format; `posttrain regrade` judges what they submitted.
+
+    Parameters
+    ----------
+    path
+        The file or folder with trajectories.
+    run
+        Folder of the new run.
+    format
+        atif or mini-swe-agent.
+    """
+    from catalog.models import RunKind
+    from catalog.runs import RunFolder
+    from console.runs import record
+    from envfactory.formats.registry import trajectory_format
+    from rollout.journal import TrajectoryLog
+
+    trajectories = list(trajectory_format(format).read(path))
+    config = {"format": format, "imported": str(path.resolve())}
+    with RunFolder.open(run, kind=RunKind.EVALUATION, config=config, seed=0, resume=True) as folder:
+        log = TrajectoryLog(run / "rollout" / "trajectories.jsonl")
+        for one in trajectories:
+            log.append(one.model_copy(update={"run_id": folder.run.id}))
+        log.close()
+        folder.finish({"imported": len(trajectories)})
+        with session.catalog() as catalog:
+            record(catalog, run)
+            known = {task.id for task in catalog.list_tasks()}
+        strange = sorted({one.task_id for one in trajectories} - known)
+    value = {"run": folder.run.id, "trajectories": len(trajectories), "of unknown tasks": strange}
+
+    def show() -> None:
+        print(f"{folder.run.id}: {len(trajectories)} trajectories in {run.resolve()}")
+        if strange:
+            print(clean(f"  {len(strange)} tasks are not in the catalog, such as {strange[0]}"))
+
+    session.emit(value, show)
+
+
+def run_folder(session: Session, run: str) -> Path:
+    """The folder of a run, by its id or its folder. Raises UnknownId."""
+    if Path(run).is_dir():
+        return Path(run)
+    with session.catalog() as catalog:
+        return Path(catalog.get_run(run).folder)

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, Parameter
 
-from console.exchange import export_tasks, import_tasks
 from console.factory import audit, synth
 from console.session import InSession, clean, print_table
 
@@ -19,8 +18,8 @@ if TYPE_CHECKING:
 app = App(name="tasks", help="Synthesize, audit and browse tasks.")
 app.command(synth)
 app.command(audit)
-app.command(export_tasks, name="export")
-app.command(import_tasks, name="import")
+app.command("console.exchange:export_tasks", name="export")
+app.command("console.exchange:import_tasks", name="import")
 
 MARKS = {True: "✓ passed", False: "✗ failed", None: "? not judged"}
 

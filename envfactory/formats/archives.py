@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import tarfile
+import zlib
 
 from envfactory.formats.fields import FormatError
 from envfactory.trees import File, Tree, link_stays_inside, safe_path, tar_of
@@ -24,7 +25,7 @@ def unpack_tree(data: bytes, place: str) -> dict[str, File]:
     tree: dict[str, File] = {}
     total = 0
     try:
-        with tarfile.open(fileobj=io.BytesIO(data), mode="r:*") as archive:
+        with tarfile.open(fileobj=io.BytesIO(data), mode="r:gz") as archive:
             for member in archive:
                 if member.isdir() or ".git" in member.name.split("/"):
                     continue
@@ -35,8 +36,8 @@ def unpack_tree(data: bytes, place: str) -> dict[str, File]:
                 if total > MAX_TREE or len(tree) >= MAX_FILES:
                     raise FormatError(f"{place}: the archive unpacks to more than {MAX_TREE >> 20} MiB")
                 tree[name] = _entry(archive, member, name, place)
-    except (tarfile.TarError, OSError, EOFError, UnicodeError) as error:
-        raise FormatError(f"{place}: the archive is damaged ({error}): get it again") from error
+    except (tarfile.TarError, OSError, EOFError, ValueError, zlib.error) as error:
+        raise FormatError(f"{place}: the archive is damaged ({str(error)[:80]}): get it again") from error
     return tree
 
 
@@ -53,4 +54,4 @@ def _entry(archive: tarfile.TarFile, member: tarfile.TarInfo, name: str, place: 
 
 def tar_tree(data: bytes) -> dict[str, File]:
     """The files of a tar that we wrote ourselves (`trees.tar_of`)."""
-    return unpack_tree(data, "the protected tar")
+    return unpack_tree(gzip.compress(data, 1), "the protected tar")

@@ -47,8 +47,37 @@ def document_of(trajectory: Trajectory) -> dict[str, Any]:
         "agent": {"name": trajectory.agent, "version": "1", "model_name": trajectory.policy},
         "steps": _steps(trajectory),
         "final_metrics": {"total_completion_tokens": sampled},
-        "extra": {FIELD: thin(trajectory)},
+        "extra": {FIELD: _without_sampled(thin(trajectory), trajectory)},
     }
+
+
+def _without_sampled(record: dict[str, Any], trajectory: Trajectory) -> dict[str, Any]:
+    """The record without the tokens that the steps hold."""
+    if not trajectory.token_ids:
+        return record
+    given = [token for token, own in zip(trajectory.token_ids, trajectory.sampled, strict=True) if not own]
+    return {k: v for k, v in record.items() if k != "logprobs"} | {"token_ids": given}
+
+
+def _with_sampled(record: Fields, steps: list[Fields]) -> dict[str, Any]:
+    """The inverse of `_without_sampled`."""
+    sampled = record.value.get("sampled", [])
+    given, ids, logprobs = list(record.value.get("token_ids", [])), list[Any](), list[Any]()
+    for step in steps:
+        metrics = step.object("metrics").value
+        ids += metrics.get("completion_token_ids") or []
+        logprobs += metrics.get("logprobs") or []
+    if not isinstance(sampled, list) or len(ids) != len(logprobs) or len(ids) != sum(map(bool, sampled)):
+        raise FormatError(f"{record.place}: the steps hold another number of sampled tokens than it says")
+    if len(given) != len(sampled) - len(ids):
+        raise FormatError(f"{record.place}: it holds another number of given tokens than it says")
+    mixed: dict[str, list[Any]] = {"token_ids": [], "logprobs": []}
+    own, others = iter(zip(ids, logprobs, strict=True)), iter(given)
+    for is_sampled in sampled:
+        token, logprob = next(own) if is_sampled else (next(others), None)
+        mixed["token_ids"].append(token)
+        mixed["logprobs"].append(logprob)
+    return record.value | (mixed if sampled else {})
 
 
 def _steps(trajectory: Trajectory) -> list[dict[str, Any]]:
@@ -100,7 +129,8 @@ def trajectory_of(document: Fields) -> Trajectory:
     texts = [text for step in fields for text in _texts(step)]
     extra = document.object("extra")
     if extra.get(FIELD) is not None:
-        return thick(extra.object(FIELD), texts)
+        record = extra.object(FIELD)
+        return thick(Fields.of(_with_sampled(record, fields), record.place), texts)
     return _foreign(document, fields)
 
 
@@ -226,7 +256,7 @@ def _extend(found: _Tokens, metrics: dict[str, Any]) -> bool:
     return True
 
 
-def _integers(value: object) -> bool:
-    return isinstance(value, list) and all(
-        isinstance(one, int) and not isinstance(one, bool) for one in value
-    )
+def _integers(value: object) -> list[int] | None:
+    """The list, if it is one of whole numbers."""
+    good = isinstance(value, list) and all(type(one) is int for one in value)
+    return value if good else None  # pyright: ignore[reportReturnType]

@@ -22,6 +22,9 @@ _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+=@-]{0,199}")
 class FormatError(FactoryError):
     """A document that cannot be read, or a task that a format cannot hold. One sentence, exit code 2."""
 
+    def __init__(self, sentence: str) -> None:
+        super().__init__(" ".join(sentence.split()))
+
 
 @dataclass(frozen=True)
 class Fields:

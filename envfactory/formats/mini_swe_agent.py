@@ -1,8 +1,8 @@
-"""mini-swe-agent trajectories (`mini-swe-agent-1.1`): `ID/ID.traj.json` in a folder, or one a line in a .jsonl.
+"""mini-swe-agent trajectories (`mini-swe-agent-1.1`): `ID/ID.traj.json` in a folder, or a .jsonl file.
 
 The last message has the role `exit` and the submitted diff. Tokens, log-probabilities and the verdict have no
-place there: ours travel in `info.posttrain`. Documents of others are kept whole and written again as they were;
-their submission can be graded with `posttrain regrade`.
+place there: ours travel in `info.posttrain`. Documents of others are kept whole and written again as they
+were; their submission can be graded with `posttrain regrade`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the trajectory formats share: files of JSON documents, and our record without what a format says itself."""
+"""What the trajectory formats share: files of JSON documents, our record less what a format says itself."""
 
 from __future__ import annotations
 
@@ -97,10 +97,9 @@ def thick(value: Fields, texts: list[str]) -> Trajectory:
         raise FormatError(
             f"{value.place}: the document has {len(texts)} turns and our part of it another number"
         )
-    record = value.value | {
-        "turns": [Fields.of(turn, value.place).value | {"text": text} for turn, text in zip(turns, texts)]
-    }
-    return made(record, value.place)
+    pairs = zip(turns, texts, strict=True)
+    full = [Fields.of(turn, value.place).value | {"text": text} for turn, text in pairs]
+    return made(value.value | {"turns": full}, value.place)
 
 
 def made(record: dict[str, Any], place: str) -> Trajectory:
