@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
 from console.session import InSession, Session, clean, print_table
+
+if TYPE_CHECKING:
+    from console.workshop import Workshop
+    from envfactory.formats.exchange import Entered
+    from envfactory.formats.importing import Importer
+    from sandbox.images import ImageStore
 
 
 def export_tasks(
@@ -60,10 +67,14 @@ def import_tasks(
     path: Path,
     *,
     format: Annotated[str, Parameter(alias="-f")],
+    repo: str | None = None,
+    image: str | None = None,
     trust: Annotated[bool, Parameter(negative="")] = False,
     session: InSession,
 ) -> None:
     """Enter the tasks of a file or folder in another format, as drafts; `tasks audit` judges them.
+
+    A document of posttrain's own holds all that its tasks need. For one of others name the repository.
 
     Parameters
     ----------
@@ -71,21 +82,58 @@ def import_tasks(
         The file or folder.
     format
         swebench, swebench-v5, swe-smith, swe-rebench, harbor, terminal-bench, openenv or huggingface.
+    repo
+        Path or URL of the git repository with the document's commits; {repo} stands for its owner/name.
+    image
+        Digest of an image with the tests' environment in /opt/env (default: one is built).
     trust
         Keep the status and the quality report that the document claims.
     """
-    from envfactory.formats.exchange import import_tasks
-    from sandbox.images import ImageStore
-
-    with session.catalog() as catalog:
-        images = ImageStore(session.store())
-        entered = asyncio.run(import_tasks(path, format, catalog, images, trust=trust))
+    entered = asyncio.run(import_document(session, path, format, repo=repo, image=image, trust=trust))
     rows = [(one.task.id, one.task.status.value, "; ".join(one.notes) or None) for one in entered]
     columns = ("id", "status", "notes")
     session.emit(
         [dict(zip(columns, row, strict=True)) | {"new": one.fresh}
          for row, one in zip(rows, entered, strict=True)],
         lambda: print_table(columns, rows, empty=""),
+    )  # fmt: skip
+
+
+async def import_document(
+    session: Session,
+    path: Path,
+    format: str,
+    *,
+    repo: str | None = None,
+    image: str | None = None,
+    trust: bool = False,
+) -> list[Entered]:
+    """Enter a document's tasks into the catalog. Raises FormatError before anything is entered."""
+    from console.progress import Stages
+    from console.workshop import open_workshop
+    from envfactory.formats.exchange import import_tasks
+    from sandbox.images import ImageStore
+
+    images = ImageStore(session.store())
+    if repo is None:
+        with session.catalog() as catalog:
+            return await import_tasks(path, format, catalog, images, trust=trust)
+    async with open_workshop(session) as workshop:
+        with Stages(file=session.log) as stages, stages.stage("Import") as stage:
+            foreign = importer(workshop, images, repo, image, stage.note)
+            return await import_tasks(path, format, workshop.catalog, images, foreign=foreign, trust=trust)
+
+
+def importer(
+    workshop: Workshop, images: ImageStore, repo: str, image: str | None, progress: Callable[[str], None]
+) -> Importer:
+    """What makes tasks of strangers' documents."""
+    from envfactory.formats.importing import Importer
+
+    catalog = workshop.catalog
+    return Importer(
+        catalog.home, catalog.blobs, images, workshop.provider, workshop.grader,
+        repository=repo, image=image, progress=progress,
     )  # fmt: skip
 
 

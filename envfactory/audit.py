@@ -3,7 +3,8 @@
     report = await audit(task, catalog, images, grader)
 
 Gold must pass every time, doing nothing must fail every fail-to-pass test, an emptied function must fail,
-and no hack probe may score. Every verdict is made anew. A task that fails is quarantined; the gates of its
+and no hack probe may score. Every verdict is made anew. A task that fails is quarantined, an imported draft
+that passes is validated; the gates of its
 synthesis that need the build (leak, specified, stable) stay as they were.
 """
 
@@ -60,6 +61,8 @@ async def audit(
     with catalog.transaction():
         if failed:
             catalog.put_task(task.model_copy(update={"status": Status.QUARANTINED}))
+        elif task.status is Status.DRAFT and report.accepted:
+            catalog.put_task(task.model_copy(update={"status": Status.VALIDATED}))
         catalog.put_report(report)
     return report
 

@@ -82,7 +82,7 @@ def _enter(parcel: Parcel, one: Unpacked, catalog: Catalog, place: str, trust: b
     trusted = trust and not parcel.edited and parcel.task is not None and task.id == parcel.task.id
     if not trusted:
         task = task.model_copy(update={"status": Status.DRAFT})
-    report = parcel.report if trusted and parcel.report else QualityReport(task_id=task.id)
+    report = parcel.report if trusted and parcel.report else QualityReport(task_id=task.id, gates=one.gates)
     decision = Decision(actor="importer", action="created", reason=f"from the {place}", at=time.time())
     catalog.put_task(task)
     catalog.put_report(report.model_copy(update={"history": (*report.history, decision)}))

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from catalog.blobs import Blobs
-from catalog.models import BlobRef, QualityReport, Status, Task, canonical_json, digest_json
+from catalog.models import BlobRef, Gate, QualityReport, Status, Task, canonical_json, digest_json
 from envfactory import git, wheels
 from envfactory.errors import full_disk_is_a_user_error
 from envfactory.formats.archives import tar_tree
@@ -37,6 +37,8 @@ class Unpacked:
 
     task: Task
     notes: tuple[str, ...] = ()
+    gates: tuple[Gate, ...] = ()
+    """What could be judged on the way."""
 
 
 def pack(task: Task, blobs: Blobs, images: ImageStore, report: QualityReport | None = None) -> Parcel:
