@@ -47,9 +47,9 @@ async def audit(
     old = catalog.find_report(task.id) or QualityReport(task_id=task.id)
     new = {gate.name: gate for gate in gates}
     merged = [new.pop(gate.name, gate) for gate in old.gates] + list(new.values())
-    failed = [gate.name for gate in gates if gate.passed is False]
+    failed = [gate.name for gate in merged if gate.passed is False]
     unknown = [gate.name for gate in gates if gate.passed is None]
-    reason = f"{len(gates) - len(failed) - len(unknown)} of {len(gates)} gates passed again"
+    reason = f"{sum(gate.passed is True for gate in gates)} of {len(gates)} gates passed again"
     if failed:
         reason += f", {', '.join(failed)} failed"
     if unknown:

@@ -72,6 +72,8 @@ class Importer:
         """The task, a draft. Raises FormatError, SourceError, BuildError."""
         self._progress(f"{parcel.id}: fetching {parcel.repo}")
         history = self._history(parcel)
+        # Before minutes go into an environment: do the diffs apply, and are the tests pytest's?
+        _diffs(parcel, clean(history.tree(history.newest)))
         build = await self._build(history, parcel)
         draft = _draft(parcel, build, history)
         packager = Packager(build, self._images, self._blobs)
@@ -131,12 +133,8 @@ class Importer:
 def _draft(parcel: Parcel, build: Build, history: History) -> Draft:
     """The parcel's diffs as changes of the repository's tree."""
     base = build.tree
-    start, _ = apply_diff(parcel.start, base, f"the starting diff of {parcel.id}")
-    workspace = changed(base, start)
-    gold, _ = apply_diff(parcel.gold, workspace, f"the patch of {parcel.id}")
-    tests, _ = apply_diff(parcel.tests, workspace, f"the test patch of {parcel.id}")
-    arguments = _arguments(parcel, changed(workspace, tests))
-    path, function = _touched(workspace, gold)
+    start, gold, tests, arguments = _diffs(parcel, base)
+    path, function = _touched(changed(base, start), gold)
     return Draft(
         origin=Origin(
             kind="import",
@@ -161,6 +159,15 @@ def _draft(parcel: Parcel, build: Build, history: History) -> Draft:
         # SWE-bench's agents see the old tests. Where the tests are in the repository itself they must go.
         keep_tests=bool(parcel.tests),
     )
+
+
+def _diffs(parcel: Parcel, base: Tree) -> tuple[Changes, Changes, Changes, tuple[str, ...]]:
+    """What the starting diff, gold and the test patch change, and the test files to run. FormatError."""
+    start, _ = apply_diff(parcel.start, base, f"the starting diff of {parcel.id}")
+    workspace = changed(base, start)
+    gold, _ = apply_diff(parcel.gold, workspace, f"the patch of {parcel.id}")
+    tests, _ = apply_diff(parcel.tests, workspace, f"the test patch of {parcel.id}")
+    return start, gold, tests, _arguments(parcel, changed(workspace, tests))
 
 
 def _arguments(parcel: Parcel, tree: Tree) -> tuple[str, ...]:
