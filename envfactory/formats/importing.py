@@ -81,7 +81,9 @@ class Importer:
         self._progress(f"{parcel.id}: running gold")
         run = await self._grader.run(task, _only(draft.solved, draft.start), task.verifier.arguments)
         measured, notes = _measured(task, run)
-        said = {"repo": parcel.repo, "commit": parcel.commit, "version": parcel.version}
+        # Where tests were taken out or a bug put in, the workspace is no commit of that repository.
+        commit = parcel.commit if draft.keep_tests and not parcel.start else ""
+        said = {"repo": parcel.repo, "commit": commit, "version": parcel.version}
         said |= {"created": parcel.created, "image": parcel.image}
         foreign = (*parcel.foreign, Foreign(format="import", fields={k: v for k, v in said.items() if v}))
         kept = keep_foreign(replace(parcel, foreign=foreign), self._blobs)
