@@ -12,7 +12,7 @@ from pathlib import Path
 OK, FAULT, USER, INTERRUPTED = 0, 1, 2, 130
 
 _ROOMS = ("catalog", "console", "envfactory", "model", "opd", "rl", "rollout", "sandbox", "sft", "verifiers")
-_HOST_ERRORS = ("SandboxUnavailable", "PolicyUnsupported")
+_HOST_ERRORS = ("SandboxUnavailable", "AdmissionRefused", "PolicyUnsupported")
 _USER_ERRNO = {
     errno.ENOSPC: "free some space",
     errno.EDQUOT: "free some of your quota",
@@ -74,6 +74,8 @@ def _extra_of(module: str) -> str | None:
         "celery": "celery",
         "psycopg": "postgres",
         "datasets": "datasets",
+        "pyarrow": "formats",
+        "yaml": "formats",
     }
     return extras.get(module.partition(".")[0])
 

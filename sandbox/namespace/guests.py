@@ -10,6 +10,8 @@ from typing import Any
 from sandbox.node import wire
 
 SECONDS = 5.0
+LONGEST_PATH = 100
+"""Bytes of a socket's path that the kernel takes, and some to spare."""
 
 
 def introduce(folder: Path, nodelet: int, id: str, end: socket.socket) -> dict[str, Any] | None:
@@ -18,7 +20,10 @@ def introduce(folder: Path, nodelet: int, id: str, end: socket.socket) -> dict[s
     try:
         with socket.socket(socket.AF_UNIX) as sock:
             sock.settimeout(SECONDS)
-            sock.connect(f"/proc/self/fd/{directory}/{nodelet}.sock")  # short, however long the folder's path
+            path = str(folder / f"{nodelet}.sock")
+            if len(os.fsencode(path)) > LONGEST_PATH:
+                path = f"/proc/self/fd/{directory}/{nodelet}.sock"
+            sock.connect(path)
             wire.send(sock, {"id": id}, [end.fileno()])
             return wire.receive(sock)[0]
     except OSError:

@@ -18,14 +18,14 @@ from sandbox.namespace.channel import Channel
 from sandbox.node import verdicts
 
 if TYPE_CHECKING:
-    from sandbox.namespace.handle import NamespaceSandbox
+    from sandbox.namespace.connection import Connection
 
 GRACE_SECONDS = 15.0
 _SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
 
 
 async def run(
-    box: NamespaceSandbox, key: str, call: dict[str, Any], request: dict[str, Any], data: bytes | None
+    box: Connection, key: str, call: dict[str, Any], request: dict[str, Any], data: bytes | None
 ) -> ExecResult:
     """The result of the command of that key: recorded, of the run under way, or of a new run."""
     known = box.log.recall(key, call, data)
@@ -59,7 +59,7 @@ async def run(
         return dataclasses.replace(result, replayed=reply["done"] != token)
 
 
-async def _ask(box: NamespaceSandbox, message: dict[str, Any], data: bytes | None) -> dict[str, Any] | None:
+async def _ask(box: Connection, message: dict[str, Any], data: bytes | None) -> dict[str, Any] | None:
     """Start or join the command; the answer at its end, None if its monitor or the sandbox died."""
     ours, theirs = socket.socketpair()
     status = Channel(ours)
@@ -106,7 +106,7 @@ def _file_of(data: bytes) -> int:
 
 
 async def _without_record(
-    box: NamespaceSandbox, request: dict[str, Any], reply: dict[str, Any] | None
+    box: Connection, request: dict[str, Any], reply: dict[str, Any] | None
 ) -> ExecResult:
     """The result of a command that could not start, or whose monitor was killed."""
     fate: Repercussion | None = None

@@ -16,7 +16,7 @@ from sandbox.namespace.channel import Channel, Collector, writable
 from sandbox.node import verdicts
 
 if TYPE_CHECKING:
-    from sandbox.namespace.handle import NamespaceSandbox
+    from sandbox.namespace.connection import Connection
 
 DRAIN_SECONDS = 0.1
 """Silence after which output counts as complete although a background process holds the pipe."""
@@ -48,7 +48,7 @@ class NamespaceProcess:
 
     def __init__(
         self,
-        sandbox: NamespaceSandbox,
+        sandbox: Connection,
         status: Channel,
         pipes: tuple[int, int, int],
         timeout: float | None,

@@ -5,14 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import io
-import json
 import os
 import re
 import secrets
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -31,10 +29,11 @@ from sandbox.base import (
     SandboxUnavailable,
 )
 from sandbox.images import ImageManifest, ImageStore, default_store
-from sandbox.log import SandboxLog
-from sandbox.namespace import buildnet, gate, guests, probe
+from sandbox.log import SandboxLog, prune
+from sandbox.namespace import buildnet, gate, guests, probe, records
 from sandbox.namespace.channel import Channel
 from sandbox.namespace.handle import NamespaceSandbox
+from sandbox.namespace.records import Records
 from sandbox.node import wire
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -58,13 +57,17 @@ class NamespaceProvider(SandboxProvider):
         admission: Admission | None = None,
         trusted_networks: Sequence[str] = (),
         index_url: str | None = None,
+        show_groups: bool = False,
     ) -> None:
         """`trusted_networks`: private networks (CIDR) where names of an allow-list may lie, such as that of a
         company's mirror. `index_url`: the package index that policies cut at a day (PIP_INDEX_URL, pypi.org).
+        `show_groups`: sandboxes see their own control groups, read-only, as containers do.
         """
+        self._show_groups = show_groups
         self.images = store if isinstance(store, ImageStore) else ImageStore(store or default_store())
         self.ways = gate.Ways(self.images.root / "index", trusted_networks, index_url)
         self.admission = admission or Admission()
+        self._records = Records(self.images.root / "run")
         self._nodelet: subprocess.Popen[bytes] | None = None
         self._channel: Channel | None = None
         self._groups: dict[str, Any] = {}
@@ -161,7 +164,8 @@ class NamespaceProvider(SandboxProvider):
         id = secrets.token_hex(8)
         name = f"{re.sub(r'[^A-Za-z0-9_.-]', '_', spec.owner)[:40]}-{id}"
         log = SandboxLog.create(self.images.root, spec, id, backend=self.name)
-        self._record(id, spec, name)
+        assert self._nodelet is not None
+        self._records.write(id, spec, name, self._groups, self._nodelet.pid)
         request, environment = self._request(id, name, spec, manifest)
         ours, theirs = socket.socketpair()
         inner = Channel(ours)
@@ -224,6 +228,7 @@ class NamespaceProvider(SandboxProvider):
             "id_map": self._facts["id_map"],
             "single_id": self._single_id(),
             "cgroup_namespace": True,
+            "show_groups": self._show_groups,
             "handle": {
                 "environment": {**manifest.env, **network_env, **spec.env},
             },
@@ -281,25 +286,6 @@ class NamespaceProvider(SandboxProvider):
 
     # ---- bookkeeping
 
-    def _record(self, id: str, spec: SandboxSpec, name: str) -> None:
-        assert self._nodelet is not None
-        record = {
-            "id": id, "owner": spec.owner, "image": spec.image, "created": time.time(), "group": name,
-            "groups": [path for path in (self._groups["memory"], self._groups["pids"]) if path],
-            "nodelet": self._nodelet.pid, "nodelet_start": probe.start_time(self._nodelet.pid),
-            "client": os.getpid(), "client_start": probe.start_time(os.getpid()),
-        }  # fmt: skip
-        (self.images.root / "run" / f"{id}.json").write_text(json.dumps(record))
-
-    def _records(self, owner: str | None) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = []
-        for path in (self.images.root / "run").glob("*.json"):
-            with contextlib.suppress(FileNotFoundError, json.JSONDecodeError):
-                record = json.loads(path.read_text())
-                if owner is None or record["owner"] == owner:
-                    found.append(record)
-        return found
-
     async def attach(self, id: str) -> NamespaceSandbox:
         """The handle of a living sandbox: ours, or that of another process which shares the image store.
 
@@ -309,7 +295,7 @@ class NamespaceProvider(SandboxProvider):
         sandbox = self._live.get(id)
         if sandbox is not None and sandbox.connected:
             return sandbox
-        record = next((each for each in self._records(None) if each["id"] == id), None)
+        record = self._records.find(id)
         if sandbox is not None or record is None:
             raise SandboxLost(f"no living sandbox {id}")
         self.capabilities()
@@ -322,7 +308,7 @@ class NamespaceProvider(SandboxProvider):
         log = SandboxLog(self.images.root, id)
         sandbox = NamespaceSandbox(
             self, id, log.spec, reply["handle"]["environment"], Channel(ours), log,
-            single_id=self._single_id(), ours=_is_orphan(record),
+            single_id=self._single_id(), ours=records.is_orphan(record),
             policy=gate.last_policy(log.entries(), log.spec.policy),
         )  # fmt: skip
         await sandbox.open_gate()
@@ -333,7 +319,7 @@ class NamespaceProvider(SandboxProvider):
         if id in self._live:
             await self.kill(id)
             return
-        record = self.images.root / "run" / f"{id}.json"
+        record = self._records.path(id)
         with contextlib.suppress(OSError, TimeoutError):
             await channel.send({"op": "end"})
             async with asyncio.timeout(START_SECONDS):
@@ -346,23 +332,25 @@ class NamespaceProvider(SandboxProvider):
     async def list(self, owner: str) -> list[SandboxInfo]:
         """Living sandboxes of `owner`, of every process that shares the image store."""
         return [
-            SandboxInfo(record["id"], owner, record["image"], record["created"], _is_orphan(record))
-            for record in self._records(owner)
-            if probe.is_running(record["nodelet"], record["nodelet_start"])
+            SandboxInfo(record["id"], owner, record["image"], record["created"], records.is_orphan(record))
+            for record in self._records.of(owner)
+            if records.is_alive(record)
         ]
 
     async def reap(self, owner: str) -> int:
-        """Remove what dead clients of this owner left behind; returns how many sandboxes."""
+        """Remove what dead clients of this owner left behind; returns how many sandboxes. Old logs go too."""
         count = 0
-        for record in self._records(owner):
-            if not probe.is_running(record["nodelet"], record["nodelet_start"]):
+        for record in self._records.of(owner):
+            if not records.is_alive(record):
                 folders = [f"{parent}/{record['group']}" for parent in record["groups"]]
                 await self._ask({"op": "sweep", "id": record["id"], "folders": folders})
-                (self.images.root / "run" / f"{record['id']}.json").unlink(missing_ok=True)
+                self._records.remove(record["id"])
                 count += 1
         for path in (self.images.root / "run").glob("*.sock"):
             if not probe.is_running(int(path.stem), None):
                 path.unlink(missing_ok=True)
+        living = [path.stem for path in self._records.folder.glob("*.json")]
+        await asyncio.to_thread(prune, self.images.root, spare=living)
         return count
 
     async def close(self) -> None:
@@ -384,10 +372,6 @@ class NamespaceProvider(SandboxProvider):
 
     async def __aexit__(self, *exc: object) -> None:
         await self.close()
-
-
-def _is_orphan(record: dict[str, Any]) -> bool:
-    return not probe.is_running(record["client"], record["client_start"])
 
 
 def _check(spec: SandboxSpec) -> None:

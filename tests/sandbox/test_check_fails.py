@@ -171,7 +171,7 @@ async def accepting(box: NamespaceSandbox, policy: NetworkPolicy) -> None:
 
 
 async def substring_list(real: NamespaceProvider, owner: str) -> Any:
-    every = {record["owner"] for record in real._records(None)}
+    every = {box.spec.owner for box in real._live.values()}
     return [info for each in every if owner in each for info in await real.list(each)]
 
 

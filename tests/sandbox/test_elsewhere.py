@@ -39,7 +39,7 @@ NAMES = (
     "kernel_settings_are_out_of_reach,dangerous_calls_are_refused,neighbours_are_invisible,"
     "killing_everything_harms_only_itself,listed_while_alive,reap_spares_the_living"
 )
-"""`POSTTRAIN_ALL_CHECKS=1` runs all instead."""
+"""`POSTTRAIN_ALL_CHECKS=1` runs all instead, `=a,b` those."""
 CHROOT = """
 import os, sys
 from sandbox.node import syscalls as sc
@@ -73,7 +73,8 @@ def folder() -> Iterator[Path]:
 
 
 def names() -> str:
-    return "" if os.environ.get("POSTTRAIN_ALL_CHECKS") else NAMES
+    chosen = os.environ.get("POSTTRAIN_ALL_CHECKS")
+    return "" if chosen == "1" else chosen or NAMES
 
 
 def environment() -> dict[str, str]:
@@ -85,8 +86,9 @@ def verdict(output: str) -> dict[str, bool]:
     """Asserts that nothing failed; returns the capabilities."""
     report = json.loads(output)
     failed = [each for each in report["results"] if each["status"] == "failed"]
-    assert failed == []
-    assert sum(each["status"] == "passed" for each in report["results"]) >= 20
+    assert [(each["name"], each["detail"]) for each in failed] == []
+    passed = sum(each["status"] == "passed" for each in report["results"])
+    assert passed >= min(20, len(report["results"]) // 2)
     return report["capabilities"]
 
 
@@ -104,7 +106,7 @@ def test_as_an_ordinary_user(folder: Path) -> None:
     (folder / "store").mkdir()
     os.chown(folder / "store", USER, USER)
     command = [python, "-c", SUITE, str(folder / "store"), names()]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=110, **trial)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=400, **trial)
     if "user namespaces are refused here" in done.stderr:
         pytest.skip("this host forbids user namespaces to ordinary users")
     assert done.returncode == 0, done.stderr
@@ -128,7 +130,7 @@ def test_as_root_in_a_chroot_without_proc(folder: Path) -> None:
     ]
     done = subprocess.run(
         [sys.executable, "-c", CHROOT, *arguments],
-        env=environment(), capture_output=True, text=True, timeout=110, cwd=ROOT,
+        env=environment(), capture_output=True, text=True, timeout=400, cwd=ROOT,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     capabilities = verdict(done.stdout)

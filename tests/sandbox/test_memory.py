@@ -80,9 +80,9 @@ async def gone(pid: int) -> bool:
 
 
 async def test_a_lease_ends_by_itself(store: Path, provider: NamespaceProvider) -> None:
-    id, nodelet = await killed_client(store, 0.8)
+    id, nodelet = await killed_client(store, 2.5)
     box = await provider.attach(id)
-    await asyncio.sleep(1.2)
+    await asyncio.sleep(3.0)
     assert await box.alive(), "the lease ended under an heir"
     box._channel.close()  # as if the heir had been killed too
     assert await gone(nodelet)
