@@ -183,8 +183,8 @@ class _Collection:
         return Collected(images=len(gone), layers=layers, bytes=self._bytes, kept=kept)
 
     def _caches(self) -> None:
-        """What can be had again: files of package indexes that nobody asked for lately, and the memory of steps
-        whose image is gone."""
+        """What can be had again: files of package indexes that nobody asked for lately, and the memory of
+        steps whose image is gone."""
         index = self._store.root / "index"
         for path in [*index.iterdir()] if index.is_dir() else []:
             if self._is_old(path):
