@@ -33,6 +33,7 @@ from sandbox.base import (
 )
 from sandbox.docker import DockerProvider
 from sandbox.docker.images import reference
+from sandbox.docker.places import Place
 from sandbox.docker.private import PrivateEngine
 from sandbox.network import proxy
 from sandbox.node.contained import PLACE
@@ -111,6 +112,7 @@ async def test_nothing_escapes(provider: DockerProvider, name: str) -> None:
 
 
 async def test_nothing_is_left(provider: DockerProvider, store: Path) -> None:
+    await provider.reap("check-mortal")
     async with await provider.create(small(provider, owner="left")):
         assert len(containers(provider, "left")) == 1
     assert containers(provider, "left") == []
@@ -156,6 +158,20 @@ async def test_an_image_that_the_engine_lost_is_loaded_again(provider: DockerPro
         assert (await box.exec("echo on")).stdout == b"on\n"
 
 
+async def test_collected_images_leave_the_engine(provider: DockerProvider) -> None:
+    async with await provider.create(small(provider)) as box:
+        await box.exec("echo collected > file")
+        image = await box.snapshot()
+    async with await provider.create(small(provider, image=image)):
+        pass
+    await provider.reap("nobody")
+    assert provider.engine.has_image(reference(image))
+    (provider.images.blobs.path(image)).unlink()
+    await provider.reap("nobody")
+    assert not provider.engine.has_image(reference(image))
+    assert provider.engine.has_image(reference(provider.images.host_base()))
+
+
 async def test_others_are_never_touched(provider: DockerProvider) -> None:
     api = provider.engine.api
     empty = io.BytesIO()
@@ -191,6 +207,12 @@ async def test_a_sandbox_ends_with_its_killed_client(
     assert await provider.reap("killed") == 1
     assert containers(provider, "killed") == []
     assert not (store / "docker" / id).exists()
+    abandoned = Place(store, "abandoned")  # by a client that was killed before it had a container
+    abandoned.make().close()
+    assert not abandoned.is_orphan()
+    abandoned.unlock()
+    assert await provider.reap("another") == 0
+    assert not abandoned.folder.exists()
 
 
 async def test_a_lease_outlives_the_client(
