@@ -41,7 +41,9 @@ def explain(error: BaseException) -> tuple[int, str]:
         return USER, f"{error.filename}: {error.strerror}: {_USER_ERRNO[error.errno]}."
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return USER, f"{error.strerror}: {_USER_ERRNO[error.errno]}."
-    if type(error).__name__ in _HOST_ERRORS and type(error).__module__ == "sandbox.values":
+    if any(
+        kind.__name__ in _HOST_ERRORS and kind.__module__ == "sandbox.values" for kind in type(error).__mro__
+    ):
         return USER, _one_line(f"This host cannot run the sandbox: {error}.")
     if isinstance(error, ValueError) and _is_ours(error):
         return USER, _one_line(str(error))

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from opd.config import OpdConfig
 from rl.config import RlConfig
+from rollout.agents.bash import BashConfig
 from rollout.config import EngineConfig, SamplingConfig, ServiceConfig
 from rollout.evaluate import EvaluationConfig
 from sft.config import SftConfig
@@ -36,6 +37,8 @@ class ActingJob(Job):
     jobs: int = Field(2, ge=1)
     """Jails that run tests at once."""
     engine: EngineConfig = EngineConfig()
+    bash: BashConfig = BashConfig()
+    """Limits of the agent `bash`, and what its commands may reach."""
 
 
 class EvaluateJob(ActingJob):

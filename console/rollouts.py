@@ -59,7 +59,7 @@ async def _evaluate(session: Session, job: EvaluateJob, run: Path) -> dict[str, 
     with RunFolder.open(run, kind=RunKind.EVALUATION, config=resolved, seed=seed, resume=True) as folder:
         async with open_workshop(session, jobs=job.jobs) as workshop:
             tasks = workshop.tasks(job.agent, split=job.split, source=job.source, limit=job.limit)
-            agent = workshop.agent(job.agent, fresh=True)
+            agent = workshop.agent(job.agent, fresh=True, bash=job.bash)
             async with open_speaker(job.policy, job.engine) as speaker:
                 found = await evaluate(
                     tasks, speaker, agent,

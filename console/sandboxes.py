@@ -26,6 +26,8 @@ app = App(name="sandbox", help="Whether a backend keeps foreign code in, and wha
 
 Settings = Annotated[str, Parameter(help="Settings of the backend, as a JSON object.")]
 
+app.command("console.sandbox_run:run", name="run")
+
 _NAMES = {
     "network_none": "no network",
     "memory_limit": "memory limit",

@@ -203,7 +203,7 @@ def _samples(
     from rollout.service import RolloutService
 
     tasks = workshop.tasks(job.agent, split=job.split, source=job.source, limit=job.limit)
-    agent = workshop.agent(job.agent, fresh=False)
+    agent = workshop.agent(job.agent, fresh=False, bash=job.bash)
 
     def make(trained: int) -> RolloutService:
         return RolloutService(

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from catalog.store import Catalog
     from console.session import Session
     from rollout.agents.base import Agent
+    from rollout.agents.bash import BashConfig
     from rollout.config import EngineConfig
     from rollout.samples import Speaker
     from sandbox.base import SandboxProvider
@@ -31,12 +32,12 @@ class Workshop:
     provider: SandboxProvider
     grader: Grader
 
-    def agent(self, name: AgentName, *, fresh: bool) -> Agent:
-        """A scaffold. `fresh` makes every verdict anew, as an evaluation must."""
+    def agent(self, name: AgentName, *, fresh: bool, bash: BashConfig) -> Agent:
+        """A scaffold. `fresh` makes every verdict anew, as an evaluation must; `bash` is for that agent."""
         if name == "bash":
             from rollout.agents.bash import BashAgent
 
-            return BashAgent(self.provider, self.grader, fresh=fresh)
+            return BashAgent(self.provider, self.grader, bash, fresh=fresh)
         from rollout.agents.repair_choice import RepairChoice
         from rollout.visible import GraderVisibleTests
 

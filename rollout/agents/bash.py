@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from datetime import date
 from typing import Protocol
 
 from catalog.models import Task, Verdict
@@ -24,7 +25,14 @@ from rollout.agents.base import Outcome
 from rollout.agents.effort import effort_line
 from rollout.config import Settings
 from rollout.session import Session, ToolReply
-from sandbox.base import ExecResult, Sandbox, SandboxLost, SandboxProvider, SandboxSpec
+from sandbox.base import (
+    ExecResult,
+    NetworkPolicy,
+    Sandbox,
+    SandboxLost,
+    SandboxProvider,
+    SandboxSpec,
+)
 from sandbox.base import Outcome as Ended
 
 _BLOCK = re.compile(r"```(?:bash|sh)?[ \t]*\n(.*?)\n?```", re.DOTALL)
@@ -47,6 +55,18 @@ class BashConfig(Settings):
     max_output: int = 4000
     """Characters of a command's output shown to the policy; the middle is cut out, with a note."""
     command_timeout_s: float = 30.0
+    allow: tuple[str, ...] = ()
+    """What commands may reach through the proxy, as NAME:PORT or *.NAME:PORT; nothing otherwise."""
+    index_before: date | None = None
+    """Offer a package index as it was before this day, without the package that the task is about."""
+
+    def network(self, task: Task) -> NetworkPolicy:
+        """The policy of the task's sandbox."""
+        if not self.allow and self.index_before is None:
+            return NetworkPolicy()
+        kind, _, name = task.origin.source.partition(":")
+        hidden = (name,) if kind == "pypi" and self.index_before is not None else ()
+        return NetworkPolicy("allow", self.allow, self.index_before, hidden)
 
 
 class DiffGrader(Protocol):
@@ -179,6 +199,7 @@ class Workspace:
             memory_mb=limits.memory_mb,
             pids=limits.pids,
             disk_mb=limits.disk_mb,
+            network=self._config.network(self._task),
         )
         self._sandbox = sandbox = await self._provider.create(spec)
         base = await sandbox.exec("git -c safe.directory='*' rev-parse HEAD", cwd=spec.workdir)

@@ -106,7 +106,63 @@ async def set_network_does_or_refuses(bench: Bench) -> None:
         assert (await box.exec(["python3", "-c", script], timeout=30)).stdout == b"end\n"
 
 
+_THROUGH = """
+import os, socket
+from urllib.parse import urlsplit
+proxy = urlsplit(os.environ['http_proxy'])
+def ask(line):
+    s = socket.create_connection((proxy.hostname, proxy.port), 10)
+    s.sendall(line.encode() + b'\\r\\n\\r\\n')
+    return s.recv(100).split()[1].decode()
+"""
+
+
+async def the_allow_list_is_kept(bench: Bench) -> None:
+    """Behind an allow-list, other names, other ports, addresses in every spelling and names that lead inside
+    are refused, and past the proxy there is nothing."""
+    targets = (
+        "other.example:443", "localhost:80", "allowed.example:444", "x.allowed.example:443", "127.0.0.1:22",
+        "169.254.169.254:80", "2130706433:80", "0x7f.1:80", "[::1]:22", "[::ffff:169.254.169.254]:80",
+    )  # fmt: skip
+    script = (
+        _REACH
+        + _THROUGH
+        + (
+            f"for target in {targets!r}: print(ask(f'CONNECT {{target}} HTTP/1.1'))\n"
+            f"for target in {targets!r}: print(ask(f'GET http://{{target}}/ HTTP/1.1'))\n"
+            "print(ask('GET http://localhost:9/ HTTP/1.1'))\n"
+            "tcp(socket.AF_INET, ('192.0.2.1', 443))\n"
+        )
+    )
+    policy = NetworkPolicy("allow", ("allowed.example:443", "localhost:9"))
+    async with bench.box(network=policy) as box:
+        seen = await box.exec(["python3", "-c", script], timeout=60)
+        assert seen.stdout.split() == [b"403"] * 21, seen
+
+
+async def a_narrower_network_holds_at_once(bench: Bench) -> None:
+    """A running process loses what a new policy no longer allows."""
+    script = (
+        _REACH
+        + _THROUGH
+        + (
+            "print(ask('CONNECT other.example:443 HTTP/1.1'), flush=True)\n"
+            "input()\n"
+            "try: print(ask('CONNECT other.example:443 HTTP/1.1'))\n"
+            "except OSError: print('gone')\n"
+        )
+    )
+    async with bench.box(network=NetworkPolicy("allow", ("allowed.example:443",))) as box:
+        process = await box.spawn(["python3", "-c", script])
+        assert await process.readline() == b"403\n"
+        await box.set_network(NetworkPolicy("none"))
+        await process.write(b"\n")
+        assert await process.readline() == b"gone\n"
+
+
 CHECKS = [
+    Check(the_allow_list_is_kept, needs=("set_network",)),
+    Check(a_narrower_network_holds_at_once, needs=("set_network",)),
     Check(metadata_addresses_are_closed, needs=("network_none",)),
     Check(name_resolution_is_closed, needs=("network_none",)),
     Check(sandboxes_do_not_reach_each_other, needs=("network_none",)),

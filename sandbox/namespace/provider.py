@@ -57,10 +57,13 @@ class NamespaceProvider(SandboxProvider):
         admission: Admission | None = None,
         trusted_networks: Sequence[str] = (),
         index_url: str | None = None,
+        show_groups: bool = False,
     ) -> None:
         """`trusted_networks`: private networks (CIDR) where names of an allow-list may lie, such as that of a
         company's mirror. `index_url`: the package index that policies cut at a day (PIP_INDEX_URL, pypi.org).
+        `show_groups`: sandboxes see their own control groups, read-only, as containers do.
         """
+        self._show_groups = show_groups
         self.images = store if isinstance(store, ImageStore) else ImageStore(store or default_store())
         self.ways = gate.Ways(self.images.root / "index", trusted_networks, index_url)
         self.admission = admission or Admission()
@@ -225,6 +228,7 @@ class NamespaceProvider(SandboxProvider):
             "id_map": self._facts["id_map"],
             "single_id": self._single_id(),
             "cgroup_namespace": True,
+            "show_groups": self._show_groups,
             "handle": {
                 "environment": {**manifest.env, **network_env, **spec.env},
             },

@@ -97,9 +97,13 @@ class Init:
             if pid in self.monitors:
                 self.monitors.discard(pid)
                 self._shut_door(pid, status)
-                if os.WIFSIGNALED(status):  # an agent that may signal its monitor did: nothing may escape
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(-1, signal.SIGKILL)
+                if os.WIFSIGNALED(status):  # an agent that may signal its monitor did
+                    self._kill_all()
+
+    def _kill_all(self) -> None:
+        """Nothing of a command may escape its monitor's death."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(-1, signal.SIGKILL)
 
     def _shut_door(self, pid: int, status: int) -> None:
         name, door = self.doors.pop(pid, ("", None))

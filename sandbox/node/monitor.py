@@ -281,5 +281,6 @@ def _limits(spec: dict[str, Any]) -> None:
         hard = resource.getrlimit(number)[1]
         wanted = value if hard == resource.RLIM_INFINITY else min(value, hard)
         resource.setrlimit(number, (wanted, wanted))
-    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
-        file.write("500")  # the command dies before the sandbox's init
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "r+") as file:
+        own = int(file.read())
+        file.write(str(min(1000, max(500, own + 100))))  # the command dies before the sandbox's init

@@ -12,10 +12,10 @@ AGENT = 1000
 ROOT_CAPABILITIES = (
     1 << sc.CAP_CHOWN | 1 << sc.CAP_DAC_OVERRIDE | 1 << sc.CAP_FOWNER | 1 << sc.CAP_FSETID
     | 1 << sc.CAP_KILL | 1 << sc.CAP_SETGID | 1 << sc.CAP_SETUID
+    | 1 << sc.CAP_SETPCAP  # so that a helper of ours inside can take everything away from an agent
 )  # fmt: skip
 NESTED_CAPABILITIES = (
-    ROOT_CAPABILITIES | 1 << sc.CAP_SYS_ADMIN | 1 << sc.CAP_SYS_CHROOT | 1 << sc.CAP_SETPCAP
-    | 1 << sc.CAP_NET_ADMIN
+    ROOT_CAPABILITIES | 1 << sc.CAP_SYS_ADMIN | 1 << sc.CAP_SYS_CHROOT | 1 << sc.CAP_NET_ADMIN
     | 1 << sc.CAP_SETFCAP  # Linux asks for it where a jail maps the only user to the agent
 )  # fmt: skip
 
@@ -28,7 +28,9 @@ def bound(spec: dict[str, Any]) -> None:
 def drop(spec: dict[str, Any], user: str) -> None:
     """Leave init's rights for those of `user` ("agent" or "root")."""
     sc.prctl(sc.PR_SET_NO_NEW_PRIVS, 1)
-    if user == "root":
+    if spec.get("one_user"):
+        pass  # a pod without root: we are the agent already
+    elif user == "root":
         sc.set_capabilities(NESTED_CAPABILITIES if spec["nested"] else ROOT_CAPABILITIES)
     else:
         if spec["single_id"]:

@@ -49,6 +49,8 @@ def build(spec: dict[str, Any]) -> int:
         _bind_read_only(source, target)
     for source, target in spec["etc_binds"]:
         _bind_read_only(source, root + target)
+    if spec.get("show_groups"):
+        _groups(root, spec["groups"])
     upper = os.open(f"{scratch}/upper", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     _enter(root)
     os.umask(0o022)
@@ -136,6 +138,20 @@ def _proc(root: str, *, masked: bool) -> None:
         if os.path.isdir(f"{proc}/{name}"):
             sc.mount(f"{proc}/{name}", f"{proc}/{name}", None, sc.MS_BIND | sc.MS_REC)
             sc.restrict_mount(f"{proc}/{name}", sc.MOUNT_ATTR_RDONLY)
+
+
+def _groups(root: str, groups: dict[str, str | None]) -> None:
+    """The sandbox's own control groups, read-only, where container runtimes show them."""
+    sc.mount("tmpfs", f"{root}/sys", "tmpfs", sc.MS_NOSUID | sc.MS_NODEV | sc.MS_NOEXEC, "size=64k,mode=755")
+    together = groups["memory"] == groups["pids"]
+    for name, folder in groups.items():
+        if folder is not None:
+            target = f"{root}/sys/fs/cgroup" if together else f"{root}/sys/fs/cgroup/{name}"
+            os.makedirs(target, exist_ok=True)
+            _bind_read_only(folder, target)
+    sc.mount(
+        None, f"{root}/sys", None, sc.MS_REMOUNT | sc.MS_BIND | sc.MS_RDONLY | sc.MS_NOSUID | sc.MS_NOEXEC
+    )
 
 
 def _enter(root: str) -> None:

@@ -132,6 +132,7 @@ class Zygote:
             self.lower.mount(spec["mounts"])
             group = self.groups.make(spec["name"], spec["memory_bytes"], spec["pids"])
             spec["events"] = group.watch()
+            spec["groups"] = {"memory": group.memory, "pids": group.pids}
             pid = self._fork(spec, client, ours, theirs)
             for fd, _ in spec["events"].values():
                 os.close(fd)

@@ -61,3 +61,21 @@ def test_mistakes_are_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture
     assert "does not name an image" in run(home, capsys, "pull", "debian", code=USER)
     (tmp_path / "bad.tar").write_bytes(b"bad" * 999)
     assert "not a tar" in run(home, capsys, "import", str(tmp_path / "bad.tar"), code=USER)
+
+
+def test_run_in_a_sandbox_ends_with_the_command_s_code(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "ws").mkdir()
+    (tmp_path / "ws/name").write_text("work")
+    home = ["--home", str(tmp_path / "home"), "sandbox", "run", "host", "--workspace", str(tmp_path / "ws")]
+    assert main([*home, "--", "sh", "-c", "cat name; exit 7"]) == 7
+    assert capsys.readouterr().out == "work"
+    fetch = "import urllib.request as u; u.urlopen('http://other.example/')"
+    assert main([*home, "--json", "--allow", "a.example:80", "--", "python3", "-c", fetch]) == 1
+    seen = json.loads(capsys.readouterr().out)
+    assert seen["refused"] == ["other.example:80: this sandbox may not reach other.example:80"]
+    assert main([*home, "--index-before", "soon", "--", "true"]) == USER
+    assert "takes a day as 2024-05-01" in capsys.readouterr().err
+    assert main([*home, "--allow", "*", "--", "true"]) == USER
+    assert main(home) == USER

@@ -1,5 +1,7 @@
 """Both agents against real sandboxes and the real grader, and their rules against fakes."""
 
+from datetime import date
+
 import pytest
 
 from catalog.models import Failure, Verdict
@@ -10,7 +12,7 @@ from rollout.engine import RequestError
 from rollout.journal import Journal
 from rollout.session import SampleSpec, Session
 from rollout.visible import GraderVisibleTests
-from sandbox.base import ExecResult, Outcome, SandboxUnavailable
+from sandbox.base import ExecResult, NetworkPolicy, Outcome, SandboxUnavailable
 from tests.rollout.fakes import (
     Characters,
     Chat,
@@ -171,6 +173,22 @@ async def test_bash_without_sandboxes_is_our_failure(room):
     agent = BashAgent(Full(), room.grader)
     done = await attempt(agent, room.task, session_of(room.task, [block("ls")]), policy="p")
     assert (done.failure.boundary, done.failure.kind) == ("sandbox", "SandboxUnavailable")
+
+
+async def test_bash_offers_an_index_of_a_day_without_the_task_s_own_package(room):
+    task = room.task.model_copy(
+        update={"origin": room.task.origin.model_copy(update={"source": "pypi:Tiny_Tool"})}
+    )
+    config = BashConfig(index_before=date(2024, 5, 1))
+    ask = """python3 - <<'E'
+import os, urllib.error, urllib.request
+try: urllib.request.urlopen(os.environ["PIP_INDEX_URL"] + "tiny-tool/")
+except urllib.error.HTTPError as error: print(error.code, error.read().decode())
+E"""
+    agent = BashAgent(room.sandboxes, room.grader, config)
+    done = await attempt(agent, task, session_of(task, [block(ask), "submit"]), policy="p")
+    assert "404 tiny-tool is not offered" in done.tool_calls[0].result
+    assert BashConfig().network(task) == NetworkPolicy("none")
 
 
 async def test_bash_output_is_cut_and_unreadable_turns_are_answered(room):

@@ -5,8 +5,10 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import os
 import subprocess
 import tarfile
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from typing import Any
 import pytest
 
 from sandbox.base import SandboxSpec, SandboxUnavailable
+from sandbox.docker.private import PrivateEngine
 from sandbox.images import ImageStore
 from sandbox.namespace import NamespaceProvider
 from sandbox.oci import archives, documents
@@ -271,3 +274,30 @@ def test_skopeo_and_umoci_read_what_we_write(tmp_path: Path) -> None:
     assert (tmp_path / "bundle/rootfs/dir/shown").read_text() == "new"
     assert not (tmp_path / "bundle/rootfs/dir/hidden").exists()
     assert not (tmp_path / "bundle/rootfs/etc/gone").exists()
+
+
+@pytest.mark.services
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can start a docker engine")
+def test_a_docker_engine_loads_what_we_write_and_we_read_what_it_saves(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    import docker
+
+    store = ImageStore(tmp_path / "one")
+    image = make(store)
+    archives.write(store, image, tmp_path / "image.tar", name="posttrain/tool:1")
+    with PrivateEngine(Path(tempfile.mkdtemp(dir=tmp_path_factory.getbasetemp()))) as engine:
+        client = docker.DockerClient(base_url=engine.url)
+        with (tmp_path / "image.tar").open("rb") as file:
+            (loaded,) = client.images.load(file)
+        assert loaded.tags == ["posttrain/tool:1"]
+        assert loaded.attrs["RootFS"]["Layers"] == list(store.manifest(image).layers)
+        assert loaded.attrs["Config"]["Env"] == ["WHO=image"]
+        with (tmp_path / "saved.tar").open("wb") as out:
+            out.writelines(loaded.save(named=True))
+        client.close()
+    other = ImageStore(tmp_path / "two")
+    ((name, saved),) = archives.read(other, tmp_path / "saved.tar")
+    assert name == "posttrain/tool:1"
+    assert other.manifest(saved).layers == store.manifest(image).layers
+    assert other.manifest(saved).env == {"WHO": "image"}
