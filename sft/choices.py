@@ -1,29 +1,44 @@
-"""Choice documents for pretraining: one function, one synthetic bug, eight candidate edits, the right pick.
+"""Choice games for pretraining: one function, one synthetic bug, eight candidate edits, the right pick.
 
-The same operators and the same prompt as in the `repair-choice` game, on functions of other packages. No
+    python -m sft.choices --corpus corpus.jsonl.xz --out choices.jsonl.xz [--minutes 5]
+
+The same operators and the same text as in the `repair-choice` game, on functions of other packages. No
 test is run: the right edit is the one that restores the function as its authors wrote it. In place of a
-failing test stands the function's signature.
+failing test stands code of the same file that calls the function, or its signature; error messages are
+drawn. A `Game` is made once (parsing takes 25 ms); `played` makes documents of it, each with another order
+and another course of the game, in a millisecond.
 """
 
 from __future__ import annotations
 
+import argparse
+import json
+import lzma
+import multiprocessing
+import os
 import random
+import re
+import signal
 import textwrap
-from typing import NamedTuple
+import time
+import zlib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
 
-from model.chat import FlashChat, Message
-from model.tokenizer import Tokenizer
-from rollout.agents.choice_prompt import render_choice
+from model.chat import ChatFormat, Message
+from rollout.agents.choice_prompt import MAX_TRIES, render_choice, render_try
+from sft.data import Example
+from sft.demonstrations import taught
 from verifiers.operators import Edit, FunctionSpan, edits, functions
 
 CANDIDATES = 8
-
-
-class Choice(NamedTuple):
-    """Token ids of one document, and for each whether the answer says it."""
-
-    tokens: list[int]
-    said: list[bool]
+FUNCTIONS = 8
+"""Of one file."""
+BUGS = 2
+"""Of one function."""
+SECONDS = 30
+"""Of one file."""
 
 
 class Shown(NamedTuple):
@@ -35,52 +50,48 @@ class Shown(NamedTuple):
     after: str
 
 
-def choices_of(source: str, *, seed: int, limit: int, path: str = "module.py") -> list[Choice]:
-    """At most `limit` documents of one file, one a function; the same seed gives the same documents."""
+class Game(NamedTuple):
+    """One function with one bug. The first candidate is right."""
+
+    caller: str
+    candidates: tuple[Shown, ...]
+
+
+def games_of(source: str, *, seed: int, path: str = "module.py") -> Iterator[Game]:
+    """Games of one file; the same arguments give the same games."""
     rng = random.Random(seed)
     spans = [span for span in functions(source) if span.top and 3 <= span.lines <= 60]
     rng.shuffle(spans)
-    made = (choice_of(source, span, rng, path) for span in spans[:limit])
-    return [choice for choice in made if choice is not None]
+    for span in spans[:FUNCTIONS]:
+        yield from games_in(source, span, rng, path)
 
 
-def choice_of(source: str, span: FunctionSpan, rng: random.Random, path: str) -> Choice | None:
-    """A document about one function; None where no bug of it has enough candidates."""
+def games_in(source: str, span: FunctionSpan, rng: random.Random, path: str) -> Iterator[Game]:
+    """Games about one function; none where its bugs have too few candidates."""
     text = textwrap.dedent(source[span.start : span.end])  # alone it parses a hundred times faster
     name = span.qualname.rpartition(".")[2]
-    bug = pick(edits(text, functions={name}), rng)
-    if bug is None:
-        return None
-    pool = edits(bug.source, functions={name})
-    right = next((edit for edit in pool if edit.source == text), None)
-    others = {(edit.line, edit.before, edit.after): edit for edit in pool if edit.source != text}
-    if right is None or len(others) < CANDIDATES - 1:
-        return None
-    chosen = [right]
-    left = list(others.values())
-    while len(chosen) < CANDIDATES:
-        edit = pick(left, rng)
-        assert edit is not None
-        left.remove(edit)
-        chosen.append(edit)
-    rng.shuffle(chosen)
-    tokenizer = Tokenizer()
-    lines = source.splitlines()[span.def_line - 1 : span.def_line]
-    messages = [
-        Message(role, text)  # pyright: ignore[reportArgumentType]
-        for role, text in render_choice(
-            effort=rng.choice([25, 50, 75, 100]),
-            test_source="\n".join(line.strip() for line in lines),
-            failure="failed",
-            candidates=[
-                Shown(path, edit.line + span.start_line - 1, edit.before, edit.after) for edit in chosen
-            ],
-            count=lambda text: len(tokenizer.encode(text)),
+    bugs = edits(text, functions={name})
+    for _ in range(BUGS):
+        bug = pick(bugs, rng)
+        if bug is None:
+            return
+        bugs.remove(bug)
+        pool = edits(bug.source, functions={name})
+        right = next((edit for edit in pool if edit.source == text), None)
+        others = {(edit.line, edit.before, edit.after): edit for edit in pool if edit.source != text}
+        if right is None or len(others) < CANDIDATES - 1:
+            continue
+        chosen, left = [right], list(others.values())
+        while len(chosen) < CANDIDATES:
+            edit = pick(left, rng)
+            assert edit is not None
+            left.remove(edit)
+            chosen.append(edit)
+        first = span.start_line - 1
+        yield Game(
+            caller_of(source, span, name),
+            tuple(Shown(path, edit.line + first, edit.before, edit.after) for edit in chosen),
         )
-    ]
-    answer = Message("assistant", f"try {chosen.index(right) + 1}")
-    rendered = FlashChat(tokenizer).render_said([*messages, answer])
-    return Choice(rendered.ids, rendered.said)
 
 
 def pick(pool: list[Edit], rng: random.Random) -> Edit | None:
@@ -90,3 +101,138 @@ def pick(pool: list[Edit], rng: random.Random) -> Edit | None:
     operators = sorted({edit.operator for edit in pool})
     operator = rng.choice(operators)
     return rng.choice([edit for edit in pool if edit.operator == operator])
+
+
+def caller_of(source: str, span: FunctionSpan, name: str) -> str:
+    """Lines around a call of the function elsewhere in its file; its signature where there is none."""
+    lines = source.splitlines()
+    called = re.compile(rf"\b{re.escape(name)}\(")
+    for at, line in enumerate(lines):
+        outside = not span.start_line <= at + 1 <= span.start_line + span.lines
+        if outside and called.search(line) and not line.lstrip().startswith(("def ", "class ", "#")):
+            return textwrap.dedent("\n".join(lines[max(0, at - 8) : at + 3]))
+    return lines[span.def_line - 1].strip()
+
+
+MESSAGES = (
+    "AssertionError: assert {a} == {b}",
+    "assert {a} == {b}",
+    "assert not {a}",
+    "AssertionError",
+    "TypeError: unsupported operand type(s) for +: 'int' and 'str'",
+    "TypeError: 'NoneType' object is not iterable",
+    "AttributeError: 'NoneType' object has no attribute '{w}'",
+    "NameError: name '{w}' is not defined",
+    "UnboundLocalError: cannot access local variable '{w}'",
+    "IndexError: list index out of range",
+    "KeyError: '{w}'",
+    "ValueError: not enough values to unpack (expected 2, got {a})",
+    "Failed: DID NOT RAISE <class 'ValueError'>",
+    "RecursionError: maximum recursion depth exceeded",
+    "timed out",
+)
+
+
+def message(game: Game, rng: random.Random) -> str:
+    """A failure's text, with a word of the code."""
+    words = re.findall(r"[A-Za-z_]{3,}", " ".join(edit.before for edit in game.candidates)) or ["value"]
+    return rng.choice(MESSAGES).format(a=rng.randrange(20), b=rng.randrange(20), w=rng.choice(words))
+
+
+def played(game: Game, chat: ChatFormat, rng: random.Random, *, window: int | None, count: Any) -> Example:
+    """One document: candidates in some order, tries of wrong ones first, then the right one, submitted.
+
+    Loss falls on the right try, where there is one left, and on the submission.
+    """
+    shown = list(range(len(game.candidates)))
+    rng.shuffle(shown)
+    wrong = rng.sample(range(1, len(shown)), rng.choices(range(MAX_TRIES + 1), (50, 25, 20, 5))[0])
+    error = message(game, rng)
+    opening = render_choice(
+        effort=rng.choice([25, 50, 75, 100]),
+        test_source=game.caller,
+        failure=error,
+        candidates=[game.candidates[i] for i in shown],
+        count=count,
+    )
+    messages = [Message(role, text) for role, text in opening]  # pyright: ignore[reportArgumentType]
+    teaches = [False] * len(messages)
+    for done, index in enumerate([*wrong, 0][:MAX_TRIES], start=1):
+        said = error if rng.random() < 0.6 else message(game, rng)
+        number = shown.index(index) + 1
+        reply = render_try(number, index == 0, said, MAX_TRIES - done)
+        messages += [Message("assistant", f"try {number}"), Message("tool", reply)]
+        teaches += [index == 0, False]
+    messages.append(Message("assistant", f"submit {shown.index(0) + 1}"))
+    return taught("", messages, [*teaches, True], chat, window)
+
+
+def rows(path: Path) -> Iterator[dict[str, Any]]:
+    """Lines of a compressed JSON Lines file."""
+    with lzma.open(path, "rt", encoding="utf-8") as stream:
+        for line in stream:
+            yield json.loads(line)
+
+
+def is_dev(row: dict[str, Any]) -> bool:
+    """One file in a hundred, chosen by its path, is kept out of training."""
+    return zlib.crc32(f"{row['package']}/{row['path']}".encode()) % 100 == 0
+
+
+def row_of(file: dict[str, str]) -> dict[str, Any]:
+    """The games of one file, in JSON's terms; a file that takes too long gives those made so far."""
+    signal.signal(signal.SIGALRM, _too_long)
+    signal.alarm(SECONDS)
+    games: list[Game] = []
+    try:
+        for game in games_of(file["text"], seed=zlib.crc32(file["path"].encode()), path=file["path"]):
+            games.append(game)
+    except TimeoutError:
+        pass
+    finally:
+        signal.alarm(0)
+    return {"package": file["package"], "path": file["path"], "games": games}
+
+
+def _too_long(*_: object) -> None:
+    raise TimeoutError
+
+
+def games_in_row(row: dict[str, Any]) -> Iterator[Game]:
+    """The games of a line that `write` wrote."""
+    for caller, candidates in row["games"]:
+        yield Game(caller, tuple(Shown(*candidate) for candidate in candidates))
+
+
+def write(files: Iterable[dict[str, str]], out: Path, *, minutes: float) -> int:
+    """Make games in all processors, for at most so many minutes; returns how many."""
+    made, until = 0, time.monotonic() + 60 * minutes
+    processes = max(1, (os.cpu_count() or 2) - 1)
+    with (
+        multiprocessing.get_context("fork").Pool(processes) as pool,
+        lzma.open(out, "wt", encoding="utf-8", preset=6) as stream,
+    ):
+        for row in pool.imap_unordered(row_of, files, chunksize=4):
+            made += len(row["games"])
+            if row["games"]:
+                stream.write(json.dumps(row) + "\n")
+            if time.monotonic() > until:
+                break
+    return made
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--corpus", type=Path, required=True, help="made by sft.corpus")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--minutes", type=float, default=60.0)
+    args = parser.parse_args()
+    files = list(rows(args.corpus))
+    random.Random(0).shuffle(files)
+    print(json.dumps({"games": write(files, args.out, minutes=args.minutes)}))
+
+
+if __name__ == "__main__":
+    main()
