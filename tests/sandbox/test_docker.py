@@ -7,6 +7,7 @@ import contextlib
 import io
 import json
 import os
+import random
 import re
 import shutil
 import signal
@@ -49,6 +50,7 @@ from sandbox.docker import DockerProvider
 async def main(store, url, lease):
     provider = DockerProvider(Path(store), url=url)
     spec = SandboxSpec(image=provider.images.host_base(), owner="killed", lease_s=float(lease) or None)
+    print("making", flush=True)
     box = await provider.create(spec)
     await box.write("kept", b"kept\\n")
     await box.exec("setsid sleep 320 >/dev/null 2>&1 &")
@@ -92,11 +94,19 @@ def containers(provider: DockerProvider, owner: str) -> list[dict[str, Any]]:
     return provider.engine.api.containers(all=True, filters={"label": f"posttrain.owner={owner}"})
 
 
-def killed_client(store: Path, engine: PrivateEngine, lease: float) -> str:
-    """The id of a sandbox whose client was killed with -9 just after it made it."""
+def client_of(store: Path, engine: PrivateEngine, lease: float) -> subprocess.Popen[str]:
+    """Another client, which is just about to make a sandbox."""
     client = subprocess.Popen(
         [sys.executable, "-c", CLIENT, str(store), engine.url, str(lease)], stdout=subprocess.PIPE, text=True
     )
+    assert client.stdout is not None
+    assert client.stdout.readline() == "making\n"
+    return client
+
+
+def killed_client(store: Path, engine: PrivateEngine, lease: float) -> str:
+    """The id of a sandbox whose client was killed with -9 just after it made it."""
+    client = client_of(store, engine, lease)
     assert client.stdout is not None
     with client.stdout:
         id = client.stdout.readline().strip()
@@ -260,6 +270,30 @@ async def test_a_lease_outlives_the_client(
             await guest.close()
         assert (await box.exec("cat kept")).stdout == b"kept\n", "a guest's close ended the sandbox"
     assert containers(provider, "killed") == []
+
+
+async def test_clients_killed_at_any_instant_leave_nothing(
+    provider: DockerProvider, store: Path, engine: PrivateEngine
+) -> None:
+    """Also half made containers, their folders and control groups go."""
+    chance = random.Random(7)
+    async with await provider.create(small(provider, owner="spared")) as spared:
+        for _ in range(3):
+            clients = [client_of(store, engine, 0) for _ in range(3)]
+            for client in clients:
+                await asyncio.sleep(chance.uniform(0, 0.5))
+                client.kill()
+                client.wait()
+                assert client.stdout is not None
+                client.stdout.close()
+        async with asyncio.timeout(30):
+            while containers(provider, "killed"):
+                await provider.reap("killed")
+                await asyncio.sleep(0.1)
+        assert (await spared.exec("echo on")).stdout == b"on\n"
+        assert [path.name for path in (store / "docker").iterdir()] == [spared.id]
+    groups = [path for path in Path("/sys/fs/cgroup").glob(f"**/{engine.group}/*") if path.is_dir()]
+    assert groups == [], "control groups are left"
 
 
 async def test_a_lease_runs_out(provider: DockerProvider, store: Path, engine: PrivateEngine) -> None:
