@@ -3,10 +3,12 @@
     python -m sft.choices --corpus corpus.jsonl.xz --out choices.jsonl.xz [--minutes 5]
 
 The same operators and the same text as in the `repair-choice` game, on functions of other packages. No
-test is run: the right edit is the one that restores the function as its authors wrote it. In place of a
-failing test stands code of the same file that calls the function, or its signature; error messages are
-drawn. A `Game` is made once (parsing takes 25 ms); `played` makes documents of it, each with another order
-and another course of the game, in a millisecond.
+test is run: the right edit is the one that restores the function as its authors wrote it. The others are
+drawn as for tasks (`envfactory.candidates`): from neighbouring lines, under weights of operators that make
+the right one look like any other, so what tells it from them is the code. In place of a failing test stands
+code of the same file that calls the function, or its signature; error messages are drawn. A `Game` is made
+once (parsing takes 25 ms); `played` makes documents of it, each with another order and another course of
+the game, in two milliseconds.
 """
 
 from __future__ import annotations
@@ -22,7 +24,10 @@ import signal
 import textwrap
 import time
 import zlib
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,15 +35,19 @@ from model.chat import ChatFormat, Message
 from rollout.agents.choice_prompt import MAX_TRIES, render_choice, render_try
 from sft.data import Example
 from sft.demonstrations import taught
-from verifiers.operators import Edit, FunctionSpan, edits, functions
+from verifiers.operators import Edit, FunctionSpan, edits, even_weights, functions
 
 CANDIDATES = 8
+WINDOW = 48
+"""Edits that the candidates of a game are drawn from."""
 FUNCTIONS = 8
 """Of one file."""
 BUGS = 2
 """Of one function."""
 SECONDS = 30
 """Of one file."""
+FITTED = 400
+"""Files that the weights of operators are fitted to."""
 
 
 class Shown(NamedTuple):
@@ -57,50 +66,81 @@ class Game(NamedTuple):
     candidates: tuple[Shown, ...]
 
 
-def games_of(source: str, *, seed: int, path: str = "module.py") -> Iterator[Game]:
-    """Games of one file; the same arguments give the same games."""
-    rng = random.Random(seed)
+class Bug(NamedTuple):
+    """A bug in a function, and the edits of neighbouring lines that its repair must be told from."""
+
+    caller: str
+    first_line: int
+    """Of the file, of the function's first line."""
+    right: Edit
+    others: list[Edit]
+
+
+def bugs_of(source: str, rng: random.Random) -> Iterator[Bug]:
+    """Bugs of one file, at most `BUGS` a function, that leave enough candidates."""
     spans = [span for span in functions(source) if span.top and 3 <= span.lines <= 60]
     rng.shuffle(spans)
     for span in spans[:FUNCTIONS]:
-        yield from games_in(source, span, rng, path)
+        text = textwrap.dedent(source[span.start : span.end])  # alone it parses a hundred times faster
+        name = span.qualname.rpartition(".")[2]
+        pool = edits(text, functions={name})
+        for _ in range(min(BUGS, len(pool))):
+            bug = pick(pool, rng)
+            pool.remove(bug)
+            repairs = {(e.line, e.before, e.after): e for e in edits(bug.source, functions={name})}
+            right = next((edit for edit in repairs.values() if edit.source == text), None)
+            others = [edit for edit in repairs.values() if edit.source != text]
+            if right is not None and len(others) >= CANDIDATES - 1:
+                caller = caller_of(source, span, name)
+                yield Bug(caller, span.start_line, right, nearby(others, right, rng))
 
 
-def games_in(source: str, span: FunctionSpan, rng: random.Random, path: str) -> Iterator[Game]:
-    """Games about one function; none where its bugs have too few candidates."""
-    text = textwrap.dedent(source[span.start : span.end])  # alone it parses a hundred times faster
-    name = span.qualname.rpartition(".")[2]
-    bugs = edits(text, functions={name})
-    for _ in range(BUGS):
-        bug = pick(bugs, rng)
-        if bug is None:
-            return
-        bugs.remove(bug)
-        pool = edits(bug.source, functions={name})
-        right = next((edit for edit in pool if edit.source == text), None)
-        others = {(edit.line, edit.before, edit.after): edit for edit in pool if edit.source != text}
-        if right is None or len(others) < CANDIDATES - 1:
-            continue
-        chosen, left = [right], list(others.values())
-        while len(chosen) < CANDIDATES:
-            edit = pick(left, rng)
-            assert edit is not None
-            left.remove(edit)
-            chosen.append(edit)
-        first = span.start_line - 1
-        yield Game(
-            caller_of(source, span, name),
-            tuple(Shown(path, edit.line + first, edit.before, edit.after) for edit in chosen),
-        )
-
-
-def pick(pool: list[Edit], rng: random.Random) -> Edit | None:
+def pick(pool: list[Edit], rng: random.Random) -> Edit:
     """An edit whose operator is drawn first, so that frequent operators do not crowd out the rest."""
-    if not pool:
-        return None
-    operators = sorted({edit.operator for edit in pool})
-    operator = rng.choice(operators)
+    operator = rng.choice(sorted({edit.operator for edit in pool}))
     return rng.choice([edit for edit in pool if edit.operator == operator])
+
+
+def nearby(others: list[Edit], right: Edit, rng: random.Random) -> list[Edit]:
+    """Edits of neighbouring lines, among which the right one's rank is random, as in candidate sets of tasks.
+
+    Drawn from the whole function, the right edit would stand out by its line.
+    """
+    jitter = {id(edit): rng.random() for edit in (*others, right)}
+    ranked = sorted((*others, right), key=lambda edit: (edit.line, jitter[id(edit)]))
+    first = max(0, min(ranked.index(right) - rng.randrange(WINDOW), len(ranked) - WINDOW))
+    return [edit for edit in ranked[first : first + WINDOW] if edit is not right]
+
+
+def games_of(
+    source: str, *, seed: int, weights: Mapping[str, float], path: str = "module.py"
+) -> Iterator[Game]:
+    """Games of one file; the same arguments give the same games.
+
+    Args:
+        weights: of one wrong edit of each operator (`even_weights`).
+    """
+    rng = random.Random(seed)
+    for bug in bugs_of(source, rng):
+        chosen, left = [bug.right], list(bug.others)
+        while len(chosen) < CANDIDATES and left:
+            odds = [weights.get(edit.operator, 0.0) for edit in left]
+            index = rng.choices(range(len(left)), odds if any(odds) else None)[0]
+            chosen.append(left.pop(index))
+        if len(chosen) == CANDIDATES:
+            first = bug.first_line - 1
+            shown = (Shown(path, edit.line + first, edit.before, edit.after) for edit in chosen)
+            yield Game(bug.caller, tuple(shown))
+
+
+def windows_of(file: dict[str, str]) -> list[tuple[Counter[str], str]]:
+    """For `even_weights`: the edits of each bug's window by operator, and the right one's operator."""
+    found: list[tuple[Counter[str], str]] = []
+    with limited():
+        for bug in bugs_of(file["text"], random.Random(seed_of(file))):
+            counts = Counter(edit.operator for edit in (bug.right, *bug.others))
+            found.append((counts, bug.right.operator))
+    return found
 
 
 def caller_of(source: str, span: FunctionSpan, name: str) -> str:
@@ -179,23 +219,33 @@ def is_dev(row: dict[str, Any]) -> bool:
     return zlib.crc32(f"{row['package']}/{row['path']}".encode()) % 100 == 0
 
 
-def row_of(file: dict[str, str]) -> dict[str, Any]:
-    """The games of one file, in JSON's terms; a file that takes too long gives those made so far."""
-    signal.signal(signal.SIGALRM, _too_long)
+def seed_of(file: dict[str, str]) -> int:
+    return zlib.crc32(file["path"].encode())
+
+
+@contextmanager
+def limited() -> Iterator[None]:
+    """End what is inside, silently, after `SECONDS`."""
+
+    def stop(*_: object) -> None:
+        raise TimeoutError
+
+    signal.signal(signal.SIGALRM, stop)
     signal.alarm(SECONDS)
-    games: list[Game] = []
     try:
-        for game in games_of(file["text"], seed=zlib.crc32(file["path"].encode()), path=file["path"]):
-            games.append(game)
+        yield
     except TimeoutError:
         pass
     finally:
         signal.alarm(0)
+
+
+def row_of(file: dict[str, str], weights: Mapping[str, float]) -> dict[str, Any]:
+    """The games of one file, in JSON's terms; a file that takes too long gives those made so far."""
+    games: list[Game] = []
+    with limited():
+        games.extend(games_of(file["text"], seed=seed_of(file), weights=weights, path=file["path"]))
     return {"package": file["package"], "path": file["path"], "games": games}
-
-
-def _too_long(*_: object) -> None:
-    raise TimeoutError
 
 
 def games_in_row(row: dict[str, Any]) -> Iterator[Game]:
@@ -204,7 +254,7 @@ def games_in_row(row: dict[str, Any]) -> Iterator[Game]:
         yield Game(caller, tuple(Shown(*candidate) for candidate in candidates))
 
 
-def write(files: Iterable[dict[str, str]], out: Path, *, minutes: float) -> int:
+def write(files: Sequence[dict[str, str]], out: Path, *, minutes: float) -> int:
     """Make games in all processors, for at most so many minutes; returns how many."""
     made, until = 0, time.monotonic() + 60 * minutes
     processes = max(1, (os.cpu_count() or 2) - 1)
@@ -212,7 +262,9 @@ def write(files: Iterable[dict[str, str]], out: Path, *, minutes: float) -> int:
         multiprocessing.get_context("fork").Pool(processes) as pool,
         lzma.open(out, "wt", encoding="utf-8", preset=6) as stream,
     ):
-        for row in pool.imap_unordered(row_of, files, chunksize=4):
+        windows = pool.map(windows_of, files[:FITTED], chunksize=4)
+        weights = even_weights(window for found in windows for window in found)
+        for row in pool.imap_unordered(partial(row_of, weights=weights), files, chunksize=4):
             made += len(row["games"])
             if row["games"]:
                 stream.write(json.dumps(row) + "\n")

@@ -31,7 +31,7 @@ SOURCE = textwrap.dedent(
 
 
 def test_the_first_candidate_restores_the_function() -> None:
-    games = list(games_of(SOURCE, seed=1))
+    games = list(games_of(SOURCE, seed=1, weights={}))
     assert games
     lines = [line.strip() for line in SOURCE.splitlines()]
     for game in games:
@@ -43,9 +43,9 @@ def test_the_first_candidate_restores_the_function() -> None:
 
 
 def test_the_same_seed_makes_the_same_games_and_a_row_keeps_them() -> None:
-    games = list(games_of(SOURCE, seed=7))
-    assert games == list(games_of(SOURCE, seed=7))
-    row = row_of({"package": "p", "path": "m.py", "text": SOURCE})
+    games = list(games_of(SOURCE, seed=7, weights={}))
+    assert games == list(games_of(SOURCE, seed=7, weights={}))
+    row = row_of({"package": "p", "path": "m.py", "text": SOURCE}, {})
     assert row["games"]
     assert list(games_in_row(row)) == row["games"]
 
@@ -53,7 +53,7 @@ def test_the_same_seed_makes_the_same_games_and_a_row_keeps_them() -> None:
 def test_only_the_right_try_and_the_submission_bear_loss() -> None:
     tokenizer = Tokenizer()
     chat = FlashChat(tokenizer)
-    game = next(games_of(SOURCE, seed=1))
+    game = next(games_of(SOURCE, seed=1, weights={}))
     right = game.candidates[0]
     courses: set[int] = set()
     for seed in range(60):
