@@ -56,7 +56,7 @@ class KubernetesSandbox(NamespaceSandbox):
 
     async def send(self, message: dict[str, Any], fds: list[int]) -> None:
         """Send the helper one request. Raises SandboxLost if the pod is gone."""
-        self._check_open()
+        self.check_open()
         if message.get("user") == "root" and self.single_id:
             raise PolicyUnsupported("there is no root in pods with users=one; set users=two")
         number = await self.link.request(message, fds)
@@ -102,7 +102,7 @@ class KubernetesSandbox(NamespaceSandbox):
 
     async def set_network(self, policy: NetworkPolicy) -> None:
         """PolicyUnsupported unless nothing changes."""
-        self._check_open()
+        self.check_open()
         if policy != self.spec.policy:
             raise PolicyUnsupported("a pod's network is chosen at its creation")
 
