@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from sandbox.kubernetes.provider import KubernetesProvider
 
 
+_CONNECT = "import socket, sys; socket.create_connection((sys.argv[1], int(sys.argv[2])), 2)"
 _REQUESTS: ContextVar[list[int] | None] = ContextVar("requests", default=None)
 """Numbers of the requests that the running `exec` has sent."""
 
@@ -92,6 +93,12 @@ class KubernetesSandbox(NamespaceSandbox):
         return (
             dataclasses.replace(result, outcome=Outcome.OOM) if isinstance(lost, PodOutOfMemory) else result
         )
+
+    async def reaches(self, python: str, host: str, port: str) -> bool:
+        """Whether a TCP connection from inside comes about; not part of the log."""
+        request = self._command([python, "-I", "-S", "-c", _CONNECT, host, port], "/", None, None)
+        request["timeout"] = 10.0
+        return (await self._exec(request, None, 10.0, 1000)).ok
 
     async def snapshot(self) -> str:
         """PolicyUnsupported, and so is `fork`: the API gives no access to a container's writable layer."""

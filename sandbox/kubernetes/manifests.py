@@ -24,6 +24,16 @@ CAPABILITIES = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "SETGID", "
 """What our helper keeps (all within Pod Security "baseline"); commands of agents get none."""
 
 
+_MAIN = """import sys
+
+if sys.argv[1] == "connect":
+    from sandbox.node.connector import main
+else:
+    from sandbox.node.podlet import main
+main()
+"""
+
+
 def label(text: str) -> str:
     """`text` as a label value that no other text has: labels take 63 characters of a small alphabet."""
     plain = re.sub(r"[^A-Za-z0-9_.-]", "_", text)[:40].strip("_.-")
@@ -36,7 +46,7 @@ def helper() -> bytes:
     """The helper for pods: a zip that Python runs, the same bytes on every machine."""
     root = Path(__file__).resolve().parents[1]
     files = {
-        "__main__.py": "from sandbox.node.podlet import main\n\nmain()\n",
+        "__main__.py": _MAIN,
         "sandbox/__init__.py": "",
         **{f"sandbox/node/{path.name}": path.read_text() for path in (root / "node").glob("*.py")},
     }

@@ -60,6 +60,7 @@ class KubernetesProvider:
         self._live: dict[str, KubernetesSandbox] = {}
         self._guests: WeakSet[KubernetesSandbox] = WeakSet()
         self._helper = ""
+        self._network_holds = False
 
     def capabilities(self) -> Capabilities:
         """What the API can ask of nodes, and what `settings` say that the nodes do besides."""
@@ -199,16 +200,37 @@ class KubernetesProvider:
         try:
             await self._create_pod(cluster, body)
             link = self._link(cluster, id, log, creator=True)
-            _verify(await link.start(), spec)
+            facts = await link.start()
+            _verify(facts, spec)
+            sandbox = KubernetesSandbox(self, id, spec, environment, link, log)
+            await self._probe_network(sandbox, facts)
         except BaseException:
             if link is not None:
                 await link.close(bye=False)
             log.discard()
             await asyncio.shield(self.remove(id))
             raise
-        sandbox = KubernetesSandbox(self, id, spec, environment, link, log)
         self._live[id] = sandbox
         return sandbox
+
+    async def _probe_network(self, sandbox: KubernetesSandbox, facts: Mapping[str, Any]) -> None:
+        """Once, before any sandbox is handed out: a pod that may reach nothing must not reach the API
+        server. PolicyUnsupported if it does."""
+        assert self._opening is not None
+        host, port = facts["api_server"]
+        if self._network_holds or self.settings.network_enforced == "trust" or not host or not port:
+            return
+        if sandbox.spec.policy.mode != "none":
+            return
+        async with self._opening:
+            if self._network_holds:
+                return
+            if await sandbox.reaches(self.settings.python, host, port):
+                raise PolicyUnsupported(
+                    f"a pod that a NetworkPolicy denies everything reached the API server at {host}:{port}: "
+                    'install a network plugin that enforces policies, or set network_enforced = "trust"'
+                )
+            self._network_holds = True
 
     def _link(self, cluster: Cluster, id: str, log: SandboxLog, *, creator: bool) -> Link:
         return Link(

@@ -64,8 +64,8 @@ class KubernetesSettings(BaseModel):
     kill_one: bool = False
     """Nodes kill one process out of memory, not the pod (`singleProcessOOMKill`, or control groups v1)."""
     network_enforced: Literal["probe", "trust"] = "probe"
-    """`probe`: the first pod tries to reach the API server; if it can, NetworkPolicies are not enforced and
-    sandboxes are refused."""
+    """`probe`: before the first sandbox is handed out, it tries to reach the API server; if it can, nothing
+    enforces NetworkPolicies, and sandboxes are refused."""
 
 
 def load(settings: Mapping[str, Any]) -> KubernetesSettings:

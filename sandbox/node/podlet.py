@@ -26,15 +26,12 @@ from typing import Any
 
 from sandbox.node import cgroups, children, fileops, frames, mux, privileges, sealed
 from sandbox.node import syscalls as sc
+from sandbox.node.connector import FOLDER, SOCKET
 from sandbox.node.frames import Frame, Kind
 from sandbox.node.init import Init
 from sandbox.node.sessions import Connection, PollReactor, Session
 
-FOLDER = "/run/posttrain"
-SOCKET = f"{FOLDER}/podlet.sock"
 TICK_MS = 1000
-EXIT_NO_PODLET = 3
-"""Exit code of `connect` where no podlet listens."""
 
 
 class Podlet(Init):
@@ -248,6 +245,7 @@ def facts(spec: dict[str, Any]) -> dict[str, Any]:
         "disk_bytes": disk.f_blocks * disk.f_frsize,
         "events": sorted(spec["events"]),
         "python": sys.version.split()[0],
+        "api_server": [os.environ.get("KUBERNETES_SERVICE_HOST"), os.environ.get("KUBERNETES_SERVICE_PORT")],
     }
 
 
@@ -305,34 +303,6 @@ def serve(spec: dict[str, Any]) -> None:
     Podlet(spec, listener).serve(wake)
 
 
-def connect() -> int:
-    """Carry standard input to the podlet's socket and what it answers to standard output."""
-    sock = socket.socket(socket.AF_UNIX)
-    try:
-        sock.connect(SOCKET)
-    except OSError as error:
-        os.write(2, f"no podlet listens: {error.strerror}\n".encode())
-        return EXIT_NO_PODLET
-    poll = select.poll()
-    poll.register(0, select.POLLIN)
-    poll.register(sock.fileno(), select.POLLIN)
-    while True:
-        for fd, _ in poll.poll():
-            data = os.read(0, 1 << 17) if fd == 0 else sock.recv(1 << 17)
-            if not data:
-                return 0
-            if fd == 0:
-                sock.sendall(data)
-            else:
-                view = memoryview(data)
-                while view:
-                    view = view[os.write(1, view) :]
-
-
 def main() -> None:
-    """argv: `serve` and the specification, or `connect`."""
-    if sys.argv[1] == "serve":
-        serve(json.loads(sys.argv[2]))
-    else:
-        with contextlib.suppress(OSError):
-            sys.exit(connect())
+    """argv: `serve` and the specification."""
+    serve(json.loads(sys.argv[2]))
