@@ -28,6 +28,7 @@ from rollout.session import Session, ToolReply
 from sandbox.base import (
     ExecResult,
     NetworkPolicy,
+    Repercussion,
     Sandbox,
     SandboxLost,
     SandboxProvider,
@@ -149,7 +150,8 @@ class Workspace:
         self._done.append((command, reply))
 
     async def execute(self, command: str) -> ExecResult:
-        """Run one command of the agent. Raises AgentDestroyedSandbox if the sandbox does not survive it."""
+        """Run one command of the agent. Raises AgentDestroyedSandbox if it ended its own sandbox,
+        SandboxLost if a fault of ours did."""
         sandbox = await self._open()
         try:
             result = await sandbox.exec(
@@ -158,9 +160,13 @@ class Workspace:
                 timeout=self._config.command_timeout_s,
             )
         except SandboxLost as error:
+            if error.repercussion is None:
+                raise
             raise AgentDestroyedSandbox(f"{command!r} ended the sandbox: {error}") from error
+        if result.repercussion in (Repercussion.INIT, Repercussion.SYSTEM):
+            raise AgentDestroyedSandbox(f"{command!r} destroyed the sandbox ({result.repercussion})")
         if result.outcome is Ended.LOST:
-            raise AgentDestroyedSandbox(f"{command!r} ended the sandbox")
+            raise SandboxLost(f"{self._task.id}: the sandbox was lost under a command")
         return result
 
     async def diff(self) -> bytes:
@@ -179,7 +185,11 @@ class Workspace:
                 script, cwd=self._task.environment.workdir, timeout=120, max_output=limit
             )
         except SandboxLost as error:
+            if error.repercussion is None:
+                raise
             raise AgentDestroyedSandbox(f"the sandbox did not outlive its commands: {error}") from error
+        if result.outcome is Ended.LOST and result.repercussion is None:
+            raise SandboxLost(f"{self._task.id}: the sandbox was lost while its changes were read")
         if not result.ok or result.stdout_total > len(result.stdout):
             raise AgentDestroyedSandbox(f"git cannot read the workspace any more: {result.text[-300:]}")
         return result.stdout

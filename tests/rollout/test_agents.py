@@ -165,6 +165,29 @@ async def test_an_agent_that_destroys_its_workspace_has_a_repercussion(room, com
     assert (done.reward, done.repercussion, done.failure) == (0.0, True, None)
 
 
+async def test_a_sandbox_that_we_lose_is_our_failure(room):
+    class Mortal:
+        """Kills its nodelet under the agent's second command, as a fault of the host would."""
+
+        async def create(self, spec):
+            box = await room.sandboxes.create(spec)
+            run = box.exec
+
+            async def exec(command, **options):
+                if command == "sleep 20":
+                    room.sandboxes._nodelet.kill()
+                return await run(command, **options)
+
+            box.exec = exec
+            return box
+
+    agent = BashAgent(Mortal(), room.grader)
+    session = session_of(room.task, [block("echo on"), block("sleep 20"), "submit"])
+    done = await attempt(agent, room.task, session, policy="p")
+    assert (done.reward, done.repercussion) == (None, False)
+    assert (done.failure.boundary, done.failure.kind) == ("sandbox", "SandboxLost")
+
+
 async def test_bash_without_sandboxes_is_our_failure(room):
     class Full:
         async def create(self, spec):
