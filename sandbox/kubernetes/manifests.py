@@ -24,8 +24,11 @@ CAPABILITIES = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "SETGID", "
 """What our helper keeps (all within Pod Security "baseline"); commands of agents get none."""
 
 
-_MAIN = """import sys
+SOCKET = "/run/posttrain/podlet.sock"
+_MAIN = f"""import os, sys
 
+if sys.argv[1] == "probe":
+    sys.exit(not os.path.exists({SOCKET!r}))
 if sys.argv[1] == "connect":
     from sandbox.node.connector import main
 else:
@@ -202,7 +205,7 @@ def _container(spec: SandboxSpec, settings: KubernetesSettings) -> dict[str, Any
         "resources": {"requests": requests, "limits": limits},
         "securityContext": security,
         "startupProbe": {
-            "exec": {"command": ["/bin/sh", "-c", "test -S /run/posttrain/podlet.sock"]},
+            "exec": {"command": command(settings, "probe")},
             "periodSeconds": 1,
             "timeoutSeconds": 10,
             "failureThreshold": max(1, int(settings.start_s)),

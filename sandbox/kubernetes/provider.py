@@ -21,6 +21,7 @@ from sandbox.base import (
     SandboxError,
     SandboxInfo,
     SandboxLost,
+    SandboxProvider,
     SandboxSpec,
     SandboxUnavailable,
 )
@@ -42,7 +43,7 @@ CLOSE_SECONDS = 30.0
 MICRO_TIME = "%Y-%m-%dT%H:%M:%S.%fZ"
 
 
-class KubernetesProvider:
+class KubernetesProvider(SandboxProvider):
     """See `sandbox.base.SandboxProvider`. `settings` are the fields of `KubernetesSettings`."""
 
     name = "kubernetes"

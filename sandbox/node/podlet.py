@@ -32,6 +32,7 @@ from sandbox.node.init import Init
 from sandbox.node.sessions import Connection, PollReactor, Session
 
 TICK_MS = 1000
+JOURNAL_BYTES = 1 << 20
 
 
 class Podlet(Init):
@@ -52,6 +53,8 @@ class Podlet(Init):
         memory = os.memfd_create("journal", os.MFD_CLOEXEC)
         self.journal = os.open(f"/proc/self/fd/{memory}", os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
         os.close(memory)
+        self.journal_start = 0
+        """What lies before it is stored by a client, and its memory is given back."""
 
     def serve(self, wake: int) -> None:
         """Until the pod has been without its client for too long."""
@@ -147,7 +150,7 @@ class Podlet(Init):
         session = self.sessions.get(name)
         if session is None and hello["received"] == 0:
             session = self.sessions[name] = Session(
-                token, self.reactor, self.journal, creator=bool(hello["creator"])
+                token, self.reactor, self.journal, self.journal_start, creator=bool(hello["creator"])
             )
         if session is None or not hmac.compare_digest(session.token.encode(), token.encode()):
             refusal = json.dumps({"error": "this session is over"}).encode()
@@ -218,8 +221,16 @@ class Podlet(Init):
             self._flush(session.connection)
             session.connection.session = None
 
+    def _trim_journal(self) -> None:
+        """Give back the memory of what a client has stored."""
+        safe = max((session.safe() for session in self.sessions.values()), default=0)
+        if safe - self.journal_start >= JOURNAL_BYTES:
+            sc.punch_hole(self.journal, self.journal_start, safe - self.journal_start)
+            self.journal_start = safe
+
     def _expire(self) -> bool:
         """End sessions that nobody resumed; whether the pod itself is to end."""
+        self._trim_journal()
         now, patience, lease = time.monotonic(), self.spec["reconnect_s"], self.spec["lease_s"]
         for session in list(self.sessions.values()):
             if session.connection is None and now - session.seen > patience:

@@ -7,6 +7,7 @@ import os
 import select
 import socket
 import time
+from collections import deque
 
 from sandbox.node import frames, mux
 from sandbox.node.frames import Frame, Kind
@@ -35,7 +36,9 @@ class Connection:
 class Session:
     """A client's requests and streams."""
 
-    def __init__(self, token: str, reactor: PollReactor, journal: int, *, creator: bool) -> None:
+    def __init__(
+        self, token: str, reactor: PollReactor, journal: int, journal_start: int, *, creator: bool
+    ) -> None:
         self.token = token
         self.creator = creator
         self.ledger = frames.Ledger()
@@ -46,7 +49,10 @@ class Session:
         self.mux = mux.Mux(self.ledger, reactor, self.emit)
         self.mux.before_report = self._tell_news
         self._journal = journal
-        self._told = 0
+        self._told = journal_start
+        self._safe = 0
+        self._sent: deque[tuple[int, int]] = deque()
+        """(frame, end of what it carried) of the journal's pieces that were not acknowledged yet."""
 
     def emit(self, data: bytes) -> None:
         """Numbered frames are kept by the ledger, so one without connection is not lost."""
@@ -62,6 +68,13 @@ class Session:
         self._told += len(data)
         if data:
             self.mux.send(Kind.LOG, 0, data)
+            self._sent.append((self.ledger.sent, self._told))
+
+    def safe(self) -> int:
+        """How many bytes of the journal this client is known to have stored."""
+        while self._sent and self._sent[0][0] <= self.ledger.heard:
+            self._safe = self._sent.popleft()[1]
+        return self._safe
 
     def take_file(self, frame: Frame) -> None:
         """A piece of a file."""
