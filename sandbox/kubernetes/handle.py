@@ -20,6 +20,7 @@ from sandbox.base import (
     SandboxUnavailable,
 )
 from sandbox.kubernetes.errors import PodOutOfMemory
+from sandbox.kubernetes.gate import LinkGate
 from sandbox.kubernetes.link import Link
 from sandbox.log import SandboxLog
 from sandbox.namespace.channel import Channel
@@ -47,12 +48,14 @@ class KubernetesSandbox(NamespaceSandbox):
         log: SandboxLog,
         *,
         ours: bool = True,
+        policy: NetworkPolicy | None = None,
     ) -> None:
         super().__init__(
             provider, id, spec, environment, LinkChannel(link), log,
-            single_id=provider.settings.users == "one", ours=ours,
+            single_id=provider.settings.users == "one", ours=ours, policy=policy,
         )  # fmt: skip
         self.link = link
+        self._gate = LinkGate(self.send, provider.ways, policy or spec.policy, link)
         self._closing = False
 
     async def send(self, message: dict[str, Any], fds: list[int]) -> None:
@@ -107,12 +110,6 @@ class KubernetesSandbox(NamespaceSandbox):
             "take what is needed with get_tree, or use the namespace or docker backend"
         )
 
-    async def set_network(self, policy: NetworkPolicy) -> None:
-        """PolicyUnsupported unless nothing changes."""
-        self.check_open()
-        if policy != self.spec.policy:
-            raise PolicyUnsupported("a pod's network is chosen at its creation")
-
     @property
     def connected(self) -> bool:
         """Whether the session goes on; a connection that is being renewed counts."""
@@ -137,6 +134,7 @@ class KubernetesSandbox(NamespaceSandbox):
         """See the contract."""
         if not self._closing:
             self._closing = True
+            await self._gate.close()
             await self.link.close()
         await super().close()
 

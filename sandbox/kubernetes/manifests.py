@@ -124,7 +124,7 @@ def pod(
         f"{GROUP}/image": spec.image,
         f"{GROUP}/lease": f"posttrain-{client}",
         f"{GROUP}/lease-seconds": f"{spec.lease_s or 0:g}",
-        f"{GROUP}/spec": json.dumps({**asdict(spec), "network": spec.policy.mode}),
+        f"{GROUP}/spec": json.dumps({**asdict(spec), "network": spec.policy.encode()}),
         f"{GROUP}/environment": json.dumps(dict(env)),
     }
     body: dict[str, Any] = {
@@ -141,7 +141,7 @@ def pod(
             {"name": "socket", "emptyDir": {"medium": "Memory", "sizeLimit": "1Mi"}},
         ],
     }
-    if spec.policy.mode == "none":
+    if spec.policy.mode != "host":
         body |= {"dnsPolicy": "None", "dnsConfig": {"nameservers": ["127.0.0.1"]}}
     optional: dict[str, Any] = {
         "runtimeClassName": spec.runtime or settings.runtime_class,
@@ -153,8 +153,9 @@ def pod(
     body |= {name: value for name, value in optional.items() if value}
     if settings.host_users is not None:
         body["hostUsers"] = settings.host_users
+    network = "host" if spec.policy.mode == "host" else "none"  # an allow-list's proxy needs no network
     labels = {**MANAGED, f"{GROUP}/owner": label(spec.owner), f"{GROUP}/client": client,
-              f"{GROUP}/id": id, f"{GROUP}/network": spec.policy.mode}  # fmt: skip
+              f"{GROUP}/id": id, f"{GROUP}/network": network}  # fmt: skip
     return {
         "apiVersion": "v1",
         "kind": "Pod",

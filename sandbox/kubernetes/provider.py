@@ -36,6 +36,7 @@ from sandbox.kubernetes.manifests import GROUP
 from sandbox.kubernetes.podwatch import PodWatch
 from sandbox.kubernetes.settings import load
 from sandbox.log import SandboxLog
+from sandbox.namespace import gate
 from sandbox.namespace.channel import Channel
 from sandbox.namespace.gate import Ways
 
@@ -51,7 +52,7 @@ class KubernetesProvider(SandboxProvider):
     def __init__(self, store: Path | ImageStore | None = None, **settings: Any) -> None:
         self.images = store if isinstance(store, ImageStore) else ImageStore(store or default_store())
         self.settings = load(settings)
-        self.ways = Ways(self.images.root / "index", (), None)
+        self.ways = Ways(self.images.root / "index", self.settings.trusted_networks, self.settings.index_url)
         self.client = secrets.token_hex(6)
         self.cluster: Cluster | None = None
         self.watch: PodWatch | None = None
@@ -100,7 +101,8 @@ class KubernetesProvider(SandboxProvider):
             attach=True,
             log=True,
             lease=True,
-            networks=("none", "host"),
+            networks=("none", "allow", "host"),
+            set_network=True,
         )
 
     # ---- the cluster
@@ -212,6 +214,7 @@ class KubernetesProvider(SandboxProvider):
             await asyncio.shield(self.remove(id))
             raise
         self._live[id] = sandbox
+        await sandbox.open_gate()
         return sandbox
 
     async def _probe_network(self, sandbox: KubernetesSandbox, facts: Mapping[str, Any]) -> None:
@@ -221,7 +224,7 @@ class KubernetesProvider(SandboxProvider):
         host, port = facts["api_server"]
         if self._network_holds or self.settings.network_enforced == "trust" or not host or not port:
             return
-        if sandbox.spec.policy.mode != "none":
+        if sandbox.spec.policy.mode == "host":
             return
         async with self._opening:
             if self._network_holds:
@@ -248,8 +251,7 @@ class KubernetesProvider(SandboxProvider):
             raise PolicyUnsupported(
                 "pods get no right to make namespaces; run graders on the namespace backend"
             )
-        if spec.policy not in (NetworkPolicy("none"), NetworkPolicy("host")):
-            raise PolicyUnsupported("NetworkPolicies know addresses, not names: use none or host, or docker")
+        gate.check(spec.policy)
 
     async def _create_pod(self, cluster: Cluster, body: dict[str, Any]) -> None:
         """Create the pod and wait until it is ready, or raise why it never will be."""
@@ -349,15 +351,21 @@ class KubernetesProvider(SandboxProvider):
             log.close()
             raise
         environment = json.loads(note[f"{GROUP}/environment"])
-        guest = KubernetesSandbox(self, id, log.spec, environment, link, log, ours=orphan)
+        guest = KubernetesSandbox(
+            self, id, log.spec, environment, link, log,
+            ours=orphan, policy=gate.last_policy(log.entries(), log.spec.policy),
+        )  # fmt: skip
         self._guests.add(guest)
+        await guest.open_gate()
         return guest
 
     def _log(self, id: str, pod: Mapping[str, Any]) -> SandboxLog:
         """The sandbox's log in our image store; a client of another store begins one of its own."""
         with contextlib.suppress(FileNotFoundError):
             return SandboxLog(self.images.root, id)
-        spec = SandboxSpec(**json.loads(pod["metadata"]["annotations"][f"{GROUP}/spec"]))
+        kept: dict[str, Any] = json.loads(pod["metadata"]["annotations"][f"{GROUP}/spec"])
+        kept["network"] = NetworkPolicy.decode(kept["network"])
+        spec = SandboxSpec(**kept)
         return SandboxLog.create(self.images.root, spec, id, backend=self.name)
 
     # ---- bookkeeping

@@ -24,7 +24,7 @@ import time
 import traceback
 from typing import Any
 
-from sandbox.node import cgroups, children, fileops, frames, mux, privileges, sealed
+from sandbox.node import cgroups, children, fileops, frames, listening, mux, privileges, sealed
 from sandbox.node import syscalls as sc
 from sandbox.node.connector import FOLDER, SOCKET
 from sandbox.node.frames import Frame, Kind
@@ -49,6 +49,8 @@ class Podlet(Init):
         self.reactor = PollReactor()
         self.sessions: dict[str, Session] = {}
         self.connections: dict[int, Connection] = {}
+        self.ports: dict[int, tuple[Session, socket.socket]] = {}
+        """Where programs of the sandbox reach a client's proxy."""
         self.creator_seen = self.anyone_seen = time.monotonic() + spec["start_s"]
         memory = os.memfd_create("journal", os.MFD_CLOEXEC)
         self.journal = os.open(f"/proc/self/fd/{memory}", os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
@@ -70,6 +72,8 @@ class Podlet(Init):
                     self._accept()
                 elif fd in self.connections:
                     self._listen(self.connections[fd], events)
+                elif fd in self.ports:
+                    self._accept_inside(*self.ports[fd])
                 else:
                     self._carry(fd, events)
             for connection in list(self.connections.values()):
@@ -192,7 +196,35 @@ class Podlet(Init):
             if ours >= 0:
                 opened.append(session.mux.add(id, ours, mux.mirror(kind)))
         session.mux.order(opened[0], [stream for stream in opened[1:] if stream.reads])
-        self._start(message, inner)
+        if message["op"] in ("listen", "unlisten"):
+            with socket.socket(fileno=inner[0]) as status:
+                self._answer(status, self._port(session, message))
+        else:
+            self._start(message, inner)
+
+    def _port(self, session: Session, message: dict[str, Any]) -> dict[str, Any]:
+        """Begin or stop to listen on loopback, at the wanted port or any other if that is taken."""
+        if message["op"] == "unlisten":
+            self._shut_ports(session)
+            return {"ok": True}
+        try:
+            server = listening.bind(message["port"])
+        except OSError as error:
+            return {"error": error.strerror or str(error)}
+        self.ports[server.fileno()] = (session, server)
+        self.reactor.interest(server.fileno(), read=True, write=False)
+        return {"port": server.getsockname()[1]}
+
+    def _accept_inside(self, session: Session, server: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            session.accepted(server.accept()[0], server.getsockname()[1])
+
+    def _shut_ports(self, session: Session) -> None:
+        for fd, (owner, server) in list(self.ports.items()):
+            if owner is session:
+                self.reactor.interest(fd, read=False, write=False)
+                del self.ports[fd]
+                server.close()
 
     def _forget_clients(self) -> None:
         """The child keeps what it serves alone (`_serve`)."""
@@ -215,6 +247,7 @@ class Podlet(Init):
     # ---- ends
 
     def _end(self, session: Session) -> None:
+        self._shut_ports(session)
         session.end()
         self.sessions = {name: each for name, each in self.sessions.items() if each is not session}
         if session.connection is not None:
@@ -227,6 +260,8 @@ class Podlet(Init):
         if safe - self.journal_start >= JOURNAL_BYTES:
             sc.punch_hole(self.journal, self.journal_start, safe - self.journal_start)
             self.journal_start = safe
+            for session in self.sessions.values():
+                session.skip(safe)
 
     def _expire(self) -> bool:
         """End sessions that nobody resumed; whether the pod itself is to end."""

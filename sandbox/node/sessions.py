@@ -12,6 +12,9 @@ from collections import deque
 from sandbox.node import frames, mux
 from sandbox.node.frames import Frame, Kind
 
+OWN_STREAMS = 1 << 31
+"""Streams from here on are opened by the podlet, those below by the client."""
+
 
 class Connection:
     """One connector: bytes in, bytes out."""
@@ -51,6 +54,7 @@ class Session:
         self._journal = journal
         self._told = journal_start
         self._safe = 0
+        self._next = OWN_STREAMS
         self._sent: deque[tuple[int, int]] = deque()
         """(frame, end of what it carried) of the journal's pieces that were not acknowledged yet."""
 
@@ -76,6 +80,10 @@ class Session:
             self._safe = self._sent.popleft()[1]
         return self._safe
 
+    def skip(self, end: int) -> None:
+        """The journal before `end` is gone, since another client has stored it."""
+        self._told = max(self._told, end)
+
     def take_file(self, frame: Frame) -> None:
         """A piece of a file."""
         if frame.stream not in self.files:
@@ -91,6 +99,12 @@ class Session:
             return os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
         os.lseek(fd, 0, os.SEEK_SET)
         return fd
+
+    def accepted(self, sock: socket.socket, port: int) -> None:
+        """Hand a connection from inside the pod to the client."""
+        id, self._next = self._next, self._next + 1
+        self.mux.send(Kind.OPEN, id, str(port).encode())
+        self.mux.add(id, sock.detach(), "both")
 
     def end(self) -> None:
         self.mux.close()
