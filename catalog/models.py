@@ -153,6 +153,9 @@ class Task(Record):
     """Gold patch: a git diff from the environment's workspace to the solved one."""
     status: Status = Status.DRAFT
     split: Literal["train", "dev", "test"] | None = None
+    foreign: BlobRef | None = None
+    """For an imported task: what its document said that this record has no place for
+    (`envfactory.formats.base.Foreign` as JSON)."""
 
     @staticmethod
     def make_id(slug: str, *parts: object) -> str:
@@ -358,6 +361,10 @@ class Trajectory(Record):
     truncated: bool = False
     config_epoch: int = 0
     cost_s: float = 0.0
+    patch: str | None = None
+    """Base64 of the git diff that was graded; None where the agent left none or its actions say it."""
+    foreign: dict[str, Any] = {}
+    """For an imported trajectory: `format`, and the `document` as it was read."""
 
     @model_validator(mode="after")
     def _aligned(self) -> Trajectory:

@@ -16,6 +16,8 @@ import hashlib
 import json
 import os
 import time
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
 
@@ -116,6 +118,19 @@ class RunFolder:
         self.run = Run.model_validate(self.run.model_dump() | changed)
         _write_run(self.path, self.run)
         return self.run
+
+
+@contextmanager
+def held(path: Path) -> Generator[None]:
+    """Keep other processes out of a run's folder meanwhile. Raises UserError if one is in it."""
+    try:
+        lock = _lock(path)
+    except FileNotFoundError:
+        raise UserError(f"There is no folder {path}: check the path.") from None
+    try:
+        yield
+    finally:
+        os.close(lock)
 
 
 def read_run(path: Path) -> Run:

@@ -33,6 +33,7 @@ app.command("console.runs:app", name="runs", help="Jobs and what came of them.")
 app.command("console.sandboxes:app", name="sandbox", help="Whether this host can keep foreign code in.")
 app.command("console.images:app", name="images", help="Build, keep and exchange the images of sandboxes.")
 app.command("console.rollouts:app", name="rollout", help="Let a policy act on tasks.")
+app.command("console.regrade:app", name="regrade", help="Grade stored trajectories again.")
 app.command("console.train:app", name="train", help="Turn trajectories and tasks into new weights.")
 app.meta.group_parameters = Group("Everywhere")
 

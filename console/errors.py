@@ -74,6 +74,8 @@ def _extra_of(module: str) -> str | None:
         "celery": "celery",
         "psycopg": "postgres",
         "datasets": "datasets",
+        "pyarrow": "formats",
+        "yaml": "formats",
     }
     return extras.get(module.partition(".")[0])
 

@@ -53,20 +53,42 @@ def synth(
     session.emit(summary, show)
 
 
-def audit(*ids: str, all: Annotated[bool, Parameter(negative="")] = False, session: InSession) -> None:
-    """Judge tasks again; what fails is quarantined.
+def audit(
+    *ids: str,
+    all: Annotated[bool, Parameter(negative="")] = False,
+    format: Annotated[str | None, Parameter(alias="-f")] = None,
+    repo: str | None = None,
+    image: str | None = None,
+    session: InSession,
+) -> None:
+    """Judge tasks again, or anybody's tasks in another format; what fails is quarantined.
 
     Parameters
     ----------
     ids
-        Ids of tasks.
+        Ids of tasks; with --format one file or folder.
     all
         Every accepted task.
+    format
+        Import the file or folder in this format first, as `tasks import` does.
+    repo
+        Path or URL of the git repository of its tasks; {repo} stands for a task's owner/name.
+    image
+        Digest of an image with the tests' environment (default: one is built).
     """
     from catalog.errors import UserError
 
-    if bool(ids) == all:
+    if format is None and (repo or image):
+        raise UserError("--repo and --image are for a document of others: give --format, too.")
+    if format is not None and (len(ids) != 1 or all):
+        raise UserError("With --format name one file or folder.")
+    if format is None and bool(ids) == all:
         raise UserError("Name tasks to audit, or give --all.")
+    if format is not None:
+        from console.exchange import import_document
+
+        entered = asyncio.run(import_document(session, Path(ids[0]), format, repo=repo, image=image))
+        ids = tuple(one.task.id for one in entered)
     reports = asyncio.run(_audit(session, ids))
     rows = [(one.task_id, one.rejected_by or "passes", one.history[-1].reason) for one in reports]
     session.emit(

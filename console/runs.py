@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from catalog.store import Catalog
 
 app = App(name="runs", help="Jobs and what came of them.")
+app.command("console.exchange:export_run", name="export")
+app.command("console.exchange:import_run", name="import")
 
 
 @app.command(name="list")

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 app = App(name="tasks", help="Synthesize, audit and browse tasks.")
 app.command(synth)
 app.command(audit)
+app.command("console.exchange:export_tasks", name="export")
+app.command("console.exchange:import_tasks", name="import")
 
 MARKS = {True: "✓ passed", False: "✗ failed", None: "? not judged"}
 

@@ -3,7 +3,8 @@
     report = await audit(task, catalog, images, grader)
 
 Gold must pass every time, doing nothing must fail every fail-to-pass test, an emptied function must fail,
-and no hack probe may score. Every verdict is made anew. A task that fails is quarantined; the gates of its
+and no hack probe may score. Every verdict is made anew. A task that fails is quarantined, an imported draft
+that passes is validated; the gates of its
 synthesis that need the build (leak, specified, stable) stay as they were.
 """
 
@@ -46,9 +47,9 @@ async def audit(
     old = catalog.find_report(task.id) or QualityReport(task_id=task.id)
     new = {gate.name: gate for gate in gates}
     merged = [new.pop(gate.name, gate) for gate in old.gates] + list(new.values())
-    failed = [gate.name for gate in gates if gate.passed is False]
+    failed = [gate.name for gate in merged if gate.passed is False]
     unknown = [gate.name for gate in gates if gate.passed is None]
-    reason = f"{len(gates) - len(failed) - len(unknown)} of {len(gates)} gates passed again"
+    reason = f"{sum(gate.passed is True for gate in gates)} of {len(gates)} gates passed again"
     if failed:
         reason += f", {', '.join(failed)} failed"
     if unknown:
@@ -60,6 +61,8 @@ async def audit(
     with catalog.transaction():
         if failed:
             catalog.put_task(task.model_copy(update={"status": Status.QUARANTINED}))
+        elif task.status is Status.DRAFT and report.accepted:
+            catalog.put_task(task.model_copy(update={"status": Status.VALIDATED}))
         catalog.put_report(report)
     return report
 

@@ -22,6 +22,7 @@ from pydantic import BaseModel, ConfigDict
 
 from catalog.models import Candidate, CandidateSet
 from envfactory.repair import BuggyWorkspace, Choice, Runner, Search, attempt
+from verifiers.operators import even_weights
 
 Judge = Callable[[Mapping[str, bytes | None]], Awaitable[bool | None]]
 """Verdict of the hidden tests on the workspace with these files changed; None: it could not be judged."""
@@ -83,30 +84,18 @@ def draw(
 def fit_weights(
     searches: Mapping[str, Search], config: CandidateConfig | None = None, *, rounds: int = 30
 ) -> dict[str, float]:
-    """Weights under which the right ones look like any other draw from their windows.
+    """Weights under which the right ones look like any other draw from their windows (`even_weights`).
 
-    The model: in a window, an edit is right with probability weight / sum of weights (conditional logit).
-    The weights are fitted to the searches' successes, by operator, with the minorisation of Hunter (2004);
-    an operator that is never right gets none. `searches`: task id -> search, of one split.
+    `searches`: task id -> search, of one split.
     """
     config = config or CandidateConfig()
-    windows: list[Counter[str]] = []
-    right: Counter[str] = Counter()
+    windows: list[tuple[Counter[str], str]] = []
     for task_id, search in searches.items():
         if search.found is not None:
             near = _window(search, task_id, config)
-            windows.append(Counter(search.pool[i].edit.operator for i in near))
-            right[search.pool[search.found].edit.operator] += 1
-    weights = dict.fromkeys(right, 1.0)
-    for _ in range(rounds):
-        expected: dict[str, float] = dict.fromkeys(weights, 0.0)
-        for window in windows:
-            total = sum(weights.get(name, 0.0) * count for name, count in window.items())
-            for name, count in window.items():
-                if name in weights:
-                    expected[name] += count / total
-        weights = {name: right[name] / expected[name] for name in weights}
-    return weights
+            counts = Counter(search.pool[i].edit.operator for i in near)
+            windows.append((counts, search.pool[search.found].edit.operator))
+    return even_weights(windows, rounds=rounds)
 
 
 def _window(search: Search, task_id: str, config: CandidateConfig) -> list[int]:

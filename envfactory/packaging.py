@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import json
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import libcst
@@ -74,6 +75,8 @@ class Draft:
     limits: Limits = field(default_factory=Limits)
     layout: Layout | None = None
     """Of `base`, where it is not the build's: an older revision may be laid out otherwise."""
+    keep_tests: bool = False
+    """The agent sees the test files of `base` as they are (imported tasks), not the visible tests alone."""
 
     @property
     def start_tests(self) -> dict[str, File]:
@@ -98,19 +101,10 @@ class Packager:
     def package(self, draft: Draft) -> Task:
         """Write layer and blobs; the record. Raises LeakError when the workspace is not closed."""
         layout = draft.layout or self._build.layout
-        tree = workspace(draft)
-        files = tree | {f".git/{path}": file for path, file in self._packs.repository(tree).items()}
-        with scratch() as temporary:
-            folder = temporary / "workspace"
-            write_tree(files, folder)
-            (folder / ".git/objects/info").mkdir()
-            (folder / ".git/refs/tags").mkdir()
-            if found := sanitize.problems(folder):
-                raise LeakError(f"the workspace of {draft.slug} is not sound: {found[0]}")
-            digest = tree_digest(folder)
-            image = self._images.add_layer(
-                self._build.env_image, folder, at="/workspace", env=sandbox_env(layout), note=draft.slug
-            )
+        image, digest = add_workspace(
+            self._images, self._build.env_image, workspace(draft),
+            packs=self._packs, env=sandbox_env(layout), note=draft.slug,
+        )  # fmt: skip
         verifier = VerifierSpec(
             fail_to_pass=tuple(sorted(draft.fail_to_pass)),
             pass_to_pass=tuple(sorted(draft.pass_to_pass)),
@@ -146,6 +140,31 @@ class Packager:
         return Substrate(image=self._build.image, changes=self._blobs.put(changes))
 
 
+def add_workspace(
+    images: ImageStore,
+    parent: str,
+    tree: Tree,
+    *,
+    packs: PackWriter,
+    env: Mapping[str, str],
+    note: str,
+    at: str = "/workspace",
+) -> tuple[str, str]:
+    """One layer with an agent's workspace, one root commit in it: digests of the image and of the tree.
+
+    Raises LeakError when the workspace is not closed.
+    """
+    files = dict(tree) | {f".git/{path}": file for path, file in packs.repository(tree).items()}
+    with scratch() as temporary:
+        folder = temporary / "workspace"
+        write_tree(files, folder)
+        (folder / ".git/objects/info").mkdir()
+        (folder / ".git/refs/tags").mkdir()
+        if found := sanitize.problems(folder):
+            raise LeakError(f"the workspace of {note} is not sound: {found[0]}")
+        return images.add_layer(parent, folder, at=at, env=env, note=note), tree_digest(folder)
+
+
 def encode_changes(changes: Changes) -> bytes:
     """Changes as JSON with base64 contents, for a blob."""
     encoded = {path: None if d is None else base64.b64encode(d).decode() for path, d in changes.items()}
@@ -179,6 +198,8 @@ def workspace(draft: Draft) -> dict[str, File]:
     for test in draft.visible:
         names[test_path(test)].add(test_name(test))
     tree = changed(draft.base, draft.start)
+    if draft.keep_tests:
+        return tree
     # Data and helpers that the new tests need come along; new test files only as far as they are visible.
     helpers = {path: data for path, data in draft.tests.items() if not is_test_path(path)}
     tree = changed(tree, helpers)

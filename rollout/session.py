@@ -312,6 +312,7 @@ class Session:
         verdict: Verdict | None = None,
         failure: Failure | None = None,
         repercussion: bool = False,
+        patch: str | None = None,
     ) -> Trajectory:
         """The record of this sample as it stands."""
         places = range(len(self._ids))
@@ -341,6 +342,7 @@ class Session:
             truncated=self.truncated,
             config_epoch=self.spec.epoch,
             cost_s=time.monotonic() - self._started,
+            patch=patch,
         )
 
 

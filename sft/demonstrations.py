@@ -86,10 +86,10 @@ def demonstration(
         teaches += [passed, False]
     messages.append(Message("assistant", f"submit {shown.index(tries[-1]) + 1}"))
     teaches.append(True)
-    return _example(f"{choices.task_id}/{variant}", messages, teaches, chat, window)
+    return taught(f"{choices.task_id}/{variant}", messages, teaches, chat, window)
 
 
-def _example(
+def taught(
     id: str, messages: list[Message], teaches: list[bool], chat: ChatFormat, window: int | None
 ) -> Example:
     """Like `sft.data.example`, with loss on the assistant's turns that `teaches` marks alone."""

@@ -1,29 +1,25 @@
-"""Pretraining of the small networks that lie in `model/assets`: code, then code with choices among edits.
+"""Pretraining of the small networks that lie in `model/assets`: code, then code with games of choice.
 
-    python -m sft.pretrain --preset flash-nano --corpus FILE.jsonl.xz --out FOLDER [--minutes 8]
+    python -m sft.pretrain --corpus FILE.jsonl.xz --games FILE.jsonl.xz --out FOLDER [--minutes 8]
 
 Two kinds of documents, from public packages that are none of the demo's (`sft.corpus`): source files, cut
-into rows; and choices (`sft.choices`): a function with one synthetic bug, eight candidate edits, and the
-one that undoes the bug. No test is run and no task is seen. One process, one device (a GPU in practice);
-the last line is a JSON summary with the losses on files and choices kept out of training.
+into rows; and games (`sft.choices`): a function with one synthetic bug, eight candidate edits, tries and a
+submission. No test is run and no task is seen. One process, one device (a GPU in practice); the last line
+is a JSON summary with the figures on files and games kept out of training.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import lzma
 import math
 import multiprocessing
 import os
 import random
-import signal
-import threading
 import time
-import zlib
-from collections.abc import Iterator
 from multiprocessing.pool import Pool
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -31,25 +27,17 @@ from torch import Tensor
 
 from model.auxiliary import collect
 from model.batch import Batch
+from model.chat import FlashChat
 from model.flash import FlashPolicy
 from model.moe import MoE
 from model.policy import Policy
 from model.tokenizer import Tokenizer
-from sft.choices import Choice, choices_of
+from sft.choices import games_in_row, is_dev, played, rows
 
 IGNORE = -100
-
-
-def rows(path: Path) -> Iterator[dict[str, str]]:
-    """The corpus, one file at a time."""
-    with lzma.open(path, "rt", encoding="utf-8") as stream:
-        for line in stream:
-            yield json.loads(line)
-
-
-def is_dev(row: dict[str, str]) -> bool:
-    """One file in a hundred, chosen by its path, is kept out of training."""
-    return zlib.crc32(f"{row['package']}/{row['path']}".encode()) % 100 == 0
+MAX_SKIPPED = 20
+REPLAY = 128
+"""Tokens of the decoder's bounded replay; both presets have the same."""
 
 
 def encode_file(row: dict[str, str]) -> np.ndarray:
@@ -58,20 +46,30 @@ def encode_file(row: dict[str, str]) -> np.ndarray:
     return np.array([*tokenizer.encode(row["text"]), tokenizer.eos], dtype=np.uint16)
 
 
-def encode_choices(row: dict[str, str]) -> list[Choice]:
-    """The choice documents of one file, seeded by its path; a file that takes too long gives none."""
-    signal.signal(signal.SIGALRM, _too_long)
-    signal.alarm(20)
-    try:
-        return choices_of(row["text"], seed=zlib.crc32(row["path"].encode()), limit=6)
-    except TimeoutError:
-        return []
-    finally:
-        signal.alarm(0)
+class Document(NamedTuple):
+    """A game as the network reads it."""
+
+    ids: np.ndarray
+    targets: np.ndarray
+    """Positions that bear loss."""
+    start: int
+    """Where the decoder's bounded replay begins."""
 
 
-def _too_long(*_: object) -> None:
-    raise TimeoutError
+def encode_games(work: tuple[dict[str, Any], int]) -> list[Document]:
+    """One document for each game of a file; `epoch` changes order and course of the games."""
+    row, epoch = work
+    tokenizer = Tokenizer()
+    chat, rng = FlashChat(tokenizer), random.Random(f"{row['path']} {epoch}")
+
+    def count(text: str) -> int:
+        return len(tokenizer.encode(text))
+
+    made = (played(game, chat, rng, window=REPLAY, count=count) for game in games_in_row(row))
+    return [
+        Document(np.array(e.tokens, dtype=np.int16), np.array(e.targets, dtype=np.int16), e.start)
+        for e in made
+    ]
 
 
 class Code:
@@ -96,32 +94,30 @@ class Code:
         return plain_batch(ids_BT[:, :-1]), ids_BT[:, 1:]
 
 
-class Choices:
-    """Choice documents, padded to one length; only the answer bears loss."""
+class Games:
+    """Documents of one epoch in a random order, padded to one length."""
 
-    def __init__(self, documents: list[Choice], columns: int, device: str, seed: int) -> None:
-        kept = [d for d in documents if len(d.tokens) <= columns + 1]
-        pad = Tokenizer().pad
-        ids = np.full((len(kept), columns + 1), pad, dtype=np.int16)
+    def __init__(self, documents: list[Document], columns: int, device: str, seed: int) -> None:
+        kept = [d for d in documents if len(d.ids) <= columns + 1]
+        random.Random(seed).shuffle(kept)
+        ids = np.full((len(kept), columns + 1), Tokenizer().pad, dtype=np.int16)
         said = np.zeros((len(kept), columns + 1), dtype=bool)
         for i, document in enumerate(kept):
-            ids[i, : len(document.tokens)] = document.tokens
-            said[i, : len(document.tokens)] = document.said
+            ids[i, : len(document.ids)] = document.ids
+            said[i, document.targets] = True
         self.ids, self.said = torch.from_numpy(ids).to(device), torch.from_numpy(said).to(device)
-        self.lengths = torch.tensor([len(d.tokens) for d in kept], device=device)
-        self.device, self.generator = device, torch.Generator().manual_seed(seed)
+        self.lengths = torch.tensor([len(d.ids) for d in kept], device=device)
+        self.starts = torch.tensor([d.start for d in kept], device=device)
 
     def __len__(self) -> int:
         return len(self.ids)
 
-    def batch(self, count: int, index_B: Tensor | None = None) -> tuple[Batch, Tensor]:
-        """(batch with the decoder's bounded replay, targets [B, T]: the answer's tokens)."""
-        if index_B is None:
-            index_B = torch.randint(len(self), (count,), generator=self.generator).to(self.device)
+    def batch(self, at: int, count: int) -> tuple[Batch, Tensor]:
+        """(batch with the decoder's bounded replay, targets [B, T]); `at` wraps around."""
+        index_B = (torch.arange(at, at + count, device=self.ids.device)) % len(self)
         ids_BT, said_BT = self.ids[index_B].long(), self.said[index_B]
-        first_B = said_BT.int().argmax(1)
         batch = plain_batch(
-            ids_BT[:, :-1], lengths_B=self.lengths[index_B] - 1, starts_B=(first_B - 128).clamp(min=0)
+            ids_BT[:, :-1], lengths_B=self.lengths[index_B] - 1, starts_B=self.starts[index_B]
         )
         return batch, torch.where(said_BT[:, 1:], ids_BT[:, 1:], IGNORE)
 
@@ -136,10 +132,21 @@ def plain_batch(ids_BT: Tensor, *, lengths_B: Tensor | None = None, starts_B: Te
     return Batch(ids_BT, segments_BT, positions_BT, starts_BT)
 
 
-def loss_of(policy: Policy, batch: Batch, targets_BT: Tensor) -> tuple[Tensor, Tensor]:
+def joined(code: Batch, targets_BT: Tensor, games: Batch, game_targets_BT: Tensor) -> tuple[Batch, Tensor]:
+    """As many rows as `code` has, the last of them games: one shape, so that compiling once is enough."""
+    keep = len(targets_BT) - len(game_targets_BT)
+
+    def both(name: str) -> Tensor:
+        return torch.cat([getattr(code, name)[:keep], getattr(games, name)])
+
+    batch = Batch(both("tokens_BT"), both("segments_BT"), both("positions_BT"), both("starts_BT"))
+    return batch, torch.cat([targets_BT[:keep], game_targets_BT])
+
+
+def loss_of(policy: Policy, hidden_BTd: Tensor, targets_BT: Tensor) -> tuple[Tensor, Tensor]:
     """(mean loss in nats over the targets, whether each target was the likeliest token [N])."""
     wanted_BT = targets_BT != IGNORE
-    hidden_ND = policy.hidden(batch)[wanted_BT]
+    hidden_ND = hidden_BTd[wanted_BT]
     logits_NV = hidden_ND @ policy.head().to(hidden_ND.dtype).T
     targets_N = targets_BT[wanted_BT]
     loss = torch.nn.functional.cross_entropy(logits_NV.float(), targets_N)
@@ -147,45 +154,39 @@ def loss_of(policy: Policy, batch: Batch, targets_BT: Tensor) -> tuple[Tensor, T
 
 
 class Data:
-    """Token streams of the corpus, and its choice documents as far as the pool's processes have made them.
+    """Token streams of the corpus, and its games, rendered anew for each epoch while the caller goes on.
 
     Args:
         corpus: made by `sft.corpus`.
-        pool: makes the documents, which takes minutes, while the caller goes on.
+        games: made by `sft.choices`.
+        pool: encodes.
     """
 
-    def __init__(self, corpus: Path, pool: Pool) -> None:
-        everything = list(rows(corpus))
-        order = list(range(len(everything)))
-        random.Random(0).shuffle(order)
-        everything = [everything[i] for i in order]
-        self._split = ["dev" if is_dev(row) else "train" for row in everything]
-        encoded = pool.map(encode_file, everything, chunksize=64)
-        self.code = {
-            name: np.concatenate(
-                [ids for ids, split in zip(encoded, self._split, strict=True) if split == name]
-            )
-            for name in ("train", "dev")
-        }
-        self._made: list[list[Choice]] = []
-        self._results = pool.imap(encode_choices, everything, chunksize=8)
-        self._thread = threading.Thread(target=self._collect, daemon=True)
-        self._thread.start()
+    def __init__(self, corpus: Path, games: Path, columns: int, pool: Pool) -> None:
+        files = list(rows(corpus))
+        encoded = pool.map(encode_file, files, chunksize=64)
+        streams: dict[bool, list[np.ndarray]] = {True: [], False: []}
+        for row, ids in zip(files, encoded, strict=True):
+            streams[is_dev(row)].append(ids)
+        self.code = {"dev": np.concatenate(streams[True]), "train": np.concatenate(streams[False])}
+        self.columns, self._pool = columns, pool
+        made = list(rows(games))
+        self._train = [row for row in made if not is_dev(row)]
+        self._dev = [row for row in made if is_dev(row)]
+        self._next = self._render(self._train, 0)
 
-    def _collect(self) -> None:
-        for documents in self._results:
-            self._made.append(documents)
+    def _render(self, games: list[dict[str, Any]], epoch: int) -> Any:
+        return self._pool.map_async(encode_games, [(row, epoch) for row in games], chunksize=32)
 
-    @property
-    def ready(self) -> bool:
-        return not self._thread.is_alive()
+    def epoch(self, number: int, device: str) -> Games:
+        """Documents of epoch `number`; those of the next one are begun."""
+        documents = [d for made in self._next.get() for d in made]
+        self._next = self._render(self._train, number + 1)
+        return Games(documents, self.columns, device, number)
 
-    def choices(self, name: str) -> list[Choice]:
-        """Choice documents of a split, those made so far."""
-        made = list(self._made)
-        return [
-            d for split, documents in zip(self._split, made, strict=False) if split == name for d in documents
-        ]
+    def dev(self, device: str) -> Games:
+        """Games of the files kept out."""
+        return Games([d for made in self._render(self._dev, -1).get() for d in made], self.columns, device, 0)
 
 
 def train(args: argparse.Namespace, preset_name: str, data: Data) -> dict[str, object]:
@@ -193,59 +194,67 @@ def train(args: argparse.Namespace, preset_name: str, data: Data) -> dict[str, o
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.manual_seed(args.seed)
     code = Code(data.code["train"], args.columns, device, args.seed)
-    choices: Choices | None = None
-    growing = True
     policy = FlashPolicy.fresh(preset_name, seed=args.seed)
     if args.init:
         policy.load(args.init)
     policy.module.to(device).train()
+    if args.compile:
+        policy.module.compile(dynamic=False)
     optimizer = make_optimizer(policy, args.lr, fused=device == "cuda")
+    games: Games | None = None
+    epoch = at = seen = skipped = 0
     began, step, seconds = time.monotonic(), 0, args.minutes * 60
     while (spent := time.monotonic() - began) < seconds and step < args.steps:
         progress = max(spent / seconds, step / args.steps)
-        lr = args.lr * min(1.0, (step + 1) / 200) * (0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * progress)))
+        lr = args.lr * min(1.0, (step + 1) / 200) * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * progress)))
         for group in optimizer.param_groups:
             group["lr"] = lr
-        parts = [(1.0, *code.batch(args.rows))]
-        if progress >= args.choices_from:
-            if choices is None or (growing and step % args.refresh == 0):
-                growing = not data.ready
-                choices = Choices(data.choices("train"), args.columns, device, args.seed + step)
-            parts.append((args.choice_share, *choices.batch(args.rows)))
-        for weight, batch, targets in parts:
-            with (
-                torch.autocast(device, dtype=torch.bfloat16, enabled=device == "cuda"),
-                collect(policy.module) as beside,
+        batch, targets = code.batch(args.rows)
+        if progress >= args.games_from:
+            if games is None or at >= len(games):
+                games, epoch, at = data.epoch(epoch, device), epoch + 1, 0
+            batch, targets = joined(batch, targets, *games.batch(at, args.game_rows))
+            at += args.game_rows
+            seen += args.game_rows
+        losses: list[Tensor] = []
+        with (
+            torch.autocast(device, dtype=torch.bfloat16, enabled=device == "cuda"),
+            collect(policy.module) as beside,
+        ):
+            hidden_BTd = policy.hidden(batch)
+            for part in (
+                (slice(0, -args.game_rows), slice(-args.game_rows, None)) if games else (slice(None),)
             ):
-                loss, _ = loss_of(policy, batch, targets)
-            (weight * (loss + 1e-4 * beside.balance()) + beside.indexer()).backward()
+                losses.append(loss_of(policy, hidden_BTd[part], targets[part])[0])
+        (sum(losses) + 1e-4 * beside.balance() + beside.indexer()).backward()
         norm = torch.nn.utils.clip_grad_norm_(policy.module.parameters(), 1.0)
-        optimizer.step()
+        if not math.isfinite(float(norm)):
+            skipped += 1
+            if skipped > MAX_SKIPPED:
+                raise SystemExit(f"step {step}: the gradient was not finite {skipped} times; lower --lr")
+        else:
+            optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         for module in policy.module.modules():
             if isinstance(module, MoE):
                 module.update_bias()
         step += 1
         if step % args.report_every == 0:
-            if not math.isfinite(float(norm)):
-                raise SystemExit(f"step {step}: the gradient is not finite; lower --lr")
-            print(
-                f"{preset_name} step {step} {spent:.0f} s loss {loss.item():.3f} norm {float(norm):.2f}",
-                flush=True,
-            )
-    policy.save(Path(args.out) / preset_name, dtype=torch.bfloat16)
+            told = " ".join(f"{loss.item():.3f}" for loss in losses)
+            print(f"{preset_name} step {step} {spent:.0f} s loss {told} norm {float(norm):.2f}", flush=True)
     spent = time.monotonic() - began
-    dev_code = Code(data.code["dev"], args.columns, device, 1)
-    dev_choices = Choices(data.choices("dev"), args.columns, device, 1)
+    policy.save(Path(args.out) / preset_name, dtype=torch.bfloat16)
+    policy.module._compiled_call_impl = None  # evaluation has other shapes
     return {
         "preset": preset_name,
         "seed": args.seed,
         "steps": step,
-        "choice_documents": len(choices) if choices else 0,
-        "tokens": step * args.rows * args.columns,
+        "skipped": skipped,
+        "games_seen": seen,
+        "epochs": epoch,
         "minutes": round(spent / 60, 2),
         "device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
-        **evaluate(policy, dev_code, dev_choices, args.rows),
+        **evaluate(policy, Code(data.code["dev"], args.columns, device, 1), data.dev(device), 128),
     }
 
 
@@ -260,23 +269,43 @@ def make_optimizer(policy: FlashPolicy, lr: float, *, fused: bool) -> torch.opti
 
 
 @torch.no_grad()
-def evaluate(policy: Policy, code: Code, choices: Choices, count: int) -> dict[str, float]:
-    """Loss per token on kept-out code, and the share of kept-out choices whose first pick is right."""
+def evaluate(policy: Policy, code: Code, games: Games, count: int) -> dict[str, float]:
+    """Loss on kept-out code; kept-out games: share of right picks by turn, of right submissions after a pass.
+
+    `first_pick` counts documents whose first turn is the right try (none failed before).
+    """
     policy.module.eval()
-    losses = [float(loss_of(policy, *code.batch(count))[0]) for _ in range(8)]
-    hits: list[float] = []
-    for at in range(0, min(len(choices), 4096), count):
-        index = torch.arange(at, min(at + count, len(choices)), device=choices.device)
-        batch, targets = choices.batch(count, index)
-        _, hit_N = loss_of(policy, batch, targets)
-        rows_N = (targets != IGNORE).nonzero()[:, 0]
-        wrong_B = torch.zeros(len(index), device=choices.device).index_add_(0, rows_N, (~hit_N).float())
-        hits += (wrong_B == 0).float().tolist()
-    return {
-        "dev_code_nats": sum(losses) / len(losses),
-        "dev_choice_accuracy": sum(hits) / max(1, len(hits)),
-        "dev_choices": len(hits),
-    }
+    losses: list[float] = []
+    for _ in range(8):
+        batch, targets_BT = code.batch(count)
+        losses.append(float(loss_of(policy, policy.hidden(batch), targets_BT)[0]))
+    picks: dict[str, list[bool]] = {"first_pick": [], "later_pick": [], "submission": []}
+    try_id = Tokenizer().encode("try")[0]
+    for at in range(0, min(len(games), 4096), count):
+        batch, targets_BT = games.batch(at, min(count, len(games) - at))
+        _, hit_N = loss_of(policy, policy.hidden(batch), targets_BT)
+        place_N2 = (targets_BT != IGNORE).nonzero()
+        turns: dict[tuple[int, int], list[bool]] = {}
+        opened: dict[int, int] = {}
+        for (row, column), hit in zip(place_N2.tolist(), hit_N.tolist(), strict=True):
+            begins = opened.get(row) != column - 1
+            opened[row] = column
+            if begins:
+                turns[row, column] = []
+            turns[max(key for key in turns if key[0] == row)].append(hit)
+        for (row, column), hits in turns.items():
+            first = column == int(batch.starts_BT[row, 0]) + REPLAY - 1
+            kind = (
+                "submission"
+                if int(targets_BT[row, column]) != try_id
+                else "first_pick"
+                if first
+                else "later_pick"
+            )
+            picks[kind].append(all(hits))
+    shares = {name: sum(hits) / max(1, len(hits)) for name, hits in picks.items()}
+    counts = {f"{name}s": len(hits) for name, hits in picks.items()}
+    return {"dev_code_nats": sum(losses) / len(losses), **shares, **counts}
 
 
 def main() -> None:
@@ -285,6 +314,7 @@ def main() -> None:
     )
     parser.add_argument("--presets", nargs="+", default=["flash-nano", "flash-slim"])
     parser.add_argument("--corpus", type=Path, required=True, help="made by sft.corpus")
+    parser.add_argument("--games", type=Path, required=True, help="made by sft.choices")
     parser.add_argument("--out", required=True)
     parser.add_argument("--init", type=Path, help="go on from these weights")
     parser.add_argument("--minutes", type=float, default=8.0, help="of each preset")
@@ -292,16 +322,16 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=256)
     parser.add_argument("--columns", type=int, default=512)
     parser.add_argument("--lr", type=float, default=4e-3)
-    parser.add_argument("--choice-share", type=float, default=0.5, help="weight of the choices' loss")
     parser.add_argument(
-        "--choices-from", type=float, default=0.4, help="share of the run after which they come"
+        "--games-from", type=float, default=0.35, help="share of the run after which they come"
     )
-    parser.add_argument("--refresh", type=int, default=200, help="steps between looks for new documents")
+    parser.add_argument("--game-rows", type=int, default=192, help="of the rows, once games come")
+    parser.add_argument("--compile", action="store_true", help="through torch.compile")
     parser.add_argument("--report-every", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     with multiprocessing.get_context("fork").Pool(max(1, (os.cpu_count() or 2) - 1)) as pool:
-        data = Data(args.corpus, pool)
+        data = Data(args.corpus, args.games, args.columns, pool)
         print(json.dumps([train(args, name, data) for name in args.presets]))
 
 

@@ -17,9 +17,9 @@ EFFORTS = (25, 100)
 
 
 def _gentle(steps: int) -> OptimizerConfig:
-    """AdamW that warms up and comes down over `steps`."""
-    schedule = ScheduleConfig(warmup=5, decay_from=steps // 3, decay_to=steps)
-    return OptimizerConfig(kind="adamw", lr=5e-4, weight_decay=0.0, schedule=schedule)
+    """AdamW that warms up and comes down over `steps`: the shipped networks know the game already."""
+    schedule = ScheduleConfig(warmup=3, decay_from=steps // 2, decay_to=steps)
+    return OptimizerConfig(kind="adamw", lr=2e-4, weight_decay=0.0, schedule=schedule)
 
 
 def _laid_over(default: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
@@ -58,9 +58,9 @@ class DemoConfig(BaseModel):
     """Share of the training functions whose tasks SFT may see; RL has the others."""
     variants: int = 24
     """Demonstrations of one task."""
-    sft: SftConfig = SftConfig(steps=44, batch_samples=16, micro_tokens=4096, optimizer=_gentle(44))
+    sft: SftConfig = SftConfig(steps=12, batch_samples=16, micro_tokens=4096, optimizer=_gentle(12))
     slim: SftConfig = SftConfig(
-        policy="flash-slim", steps=24, batch_samples=16, micro_tokens=4096, optimizer=_gentle(24)
+        policy="flash-slim", steps=12, batch_samples=16, micro_tokens=4096, optimizer=_gentle(12)
     )
     """The second teacher: a narrower network, fine-tuned on the same demonstrations."""
     rl: RlConfig = RlConfig(
@@ -78,7 +78,7 @@ class DemoConfig(BaseModel):
     )
     engine: EngineConfig = EngineConfig(slots=96, max_tokens=640)
     opd: OpdConfig = OpdConfig(
-        teachers=(TeacherConfig(name="rl", policy="set by the demo"),), steps=5, micro_tokens=4096
+        teachers=(TeacherConfig(name="rl", policy="set by the demo"),), steps=8, micro_tokens=4096
     )
     """Its teachers are those that the demo makes."""
     sampling: SamplingConfig = SamplingConfig(temperature=1.0, top_p=0.95)

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from catalog.models import Gate, TestStatus
 from envfactory import interface
 from envfactory.config import SynthConfig
-from envfactory.packaging import workspace
+from envfactory.packaging import Draft, workspace
 from envfactory.prune import test_name, test_path, test_source
 from envfactory.stages.base import Attempt, Examined
 from envfactory.trees import changed
@@ -127,7 +127,11 @@ def hacks(given: Examined) -> Gate:
 
 def leak(given: Examined) -> Gate:
     """Neither the statement nor another file of the workspace holds the solution."""
-    draft = given.specification.draft
+    return leaks(given.specification.draft)
+
+
+def leaks(draft: Draft) -> Gate:
+    """The gate `leak` of a draft."""
     start, solved = changed(draft.base, draft.start), changed(draft.base, draft.solved)
     touched = sorted(path for path in solved if start.get(path) != solved[path])
     statement = _squeezed(draft.statement)
@@ -153,7 +157,11 @@ def leak(given: Examined) -> Gate:
 
 def specified(given: Examined) -> Gate:
     """Every name that a fail-to-pass test uses occurs in the workspace or the statement."""
-    draft = given.specification.draft
+    return specifies(given.specification.draft)
+
+
+def specifies(draft: Draft) -> Gate:
+    """The gate `specified` of a draft."""
     tree = changed(draft.base, draft.start)
     known = " ".join(
         file.data.decode("utf-8", "replace") for path, file in tree.items() if path.endswith(".py")

@@ -7,6 +7,7 @@ apart by boundary: a verdict with reward 0 is the policy's doing; an infrastruct
 
 from __future__ import annotations
 
+import base64
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -24,6 +25,8 @@ class Outcome:
     verdict: Verdict
     repercussion: bool = False
     """The agent destroyed its own environment; that is its doing, so the verdict has a reward."""
+    diff: bytes | None = None
+    """What was graded, for agents whose actions do not say it: it can be graded again."""
 
 
 @runtime_checkable
@@ -53,9 +56,11 @@ async def attempt(agent: Agent, task: Task, session: Session, *, policy: str) ->
     failure: Failure | None = None
     verdict: Verdict | None = None
     repercussion = False
+    patch: str | None = None
     try:
         outcome = await agent.run(task, session)
         verdict, repercussion = outcome.verdict, outcome.repercussion
+        patch = None if outcome.diff is None else base64.b64encode(outcome.diff).decode()
         failure = verdict.failure
     except RequestError as error:
         failure = Failure(boundary="engine", kind=error.kind, message=str(error))
@@ -68,5 +73,10 @@ async def attempt(agent: Agent, task: Task, session: Session, *, policy: str) ->
     except ReplayMismatch as error:
         failure = Failure(boundary="scaffold", kind="replay", message=str(error))
     return session.trajectory(
-        agent=agent.name, policy=policy, verdict=verdict, failure=failure, repercussion=repercussion
+        agent=agent.name,
+        policy=policy,
+        verdict=verdict,
+        failure=failure,
+        repercussion=repercussion,
+        patch=patch,
     )

@@ -113,7 +113,7 @@ class BashAgent:
             return Outcome(Verdict(reward=0.0, evidence=str(error)), repercussion=True)
         finally:
             await workspace.close()
-        return Outcome(await self._grader.grade(task, diff, fresh=self.fresh))
+        return Outcome(await self._grader.grade(task, diff, fresh=self.fresh), diff=diff)
 
     async def _step(self, session: Session, workspace: Workspace, command: str | None) -> str:
         if command is None:

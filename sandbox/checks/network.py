@@ -101,6 +101,9 @@ async def set_network_does_or_refuses(bench: Bench) -> None:
             )
             return
         assert bench.provider.capabilities().set_network, "it was changed without the capability"
+        names = "import socket; print(*sorted(name for _, name in socket.if_nameindex()))"
+        seen = await box.exec(["python3", "-c", names])
+        assert seen.stdout != b"lo\n", "host was accepted, and nothing changed"
         await box.set_network(NetworkPolicy("none"))
         script = _REACH + "tcp(socket.AF_INET, ('192.0.2.1', 80))\nprint('end')\n"
         assert (await box.exec(["python3", "-c", script], timeout=30)).stdout == b"end\n"

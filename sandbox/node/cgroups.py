@@ -245,10 +245,30 @@ def _prepare_v2(own: str, controller: str) -> str:
                     _write(f"{parent}/cgroup.subtree_control", f"+{controller}")
                 return parent
             if not path:
-                _write(f"{base}/cgroup.subtree_control", f"+{controller}")
+                _hand_down(base, controller)
                 continue
         except OSError as error:
             failure = error
         if not path:
             raise failure
         path = path.rpartition("/")[0]
+
+
+def _hand_down(base: str, controller: str) -> None:
+    """Enable a controller for the children of the topmost group that we see.
+
+    In a container that group has processes in it, and then may have no controllers for children; they move
+    into a child of their own first, as init systems do.
+    """
+    try:
+        _write(f"{base}/cgroup.subtree_control", f"+{controller}")
+    except OSError as error:
+        if error.errno != errno.EBUSY:
+            raise
+        rest = f"{base}/{ROOT}.rest"
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(rest)
+        for pid in _read(f"{base}/cgroup.procs").split():
+            with contextlib.suppress(ProcessLookupError):
+                _write(f"{rest}/cgroup.procs", pid)
+        _write(f"{base}/cgroup.subtree_control", f"+{controller}")

@@ -252,7 +252,16 @@ DEFECTS: dict[str, tuple[dict[str, Any], str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("defect", DEFECTS)
+SLOW = (
+    "cancelling does not kill", "limits are ignored", "output before a timeout is lost", "harm is nobody's",
+    "the network is open", "reads are short", "writes are short", "codes are guessed", "descriptors leak",
+    "rights are kept", "the tail of output is lost", "keys are ignored",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "defect", [pytest.param(name, marks=pytest.mark.services if name in SLOW else ()) for name in DEFECTS]
+)
 async def test_a_defect_is_caught(provider: NamespaceProvider, defect: str) -> None:
     changes, names = DEFECTS[defect]
     broken: Any = BrokenProvider(provider, changes)

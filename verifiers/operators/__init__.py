@@ -12,7 +12,17 @@ from __future__ import annotations
 
 from verifiers.operators.base import Edit, Operator
 from verifiers.operators.generate import OPERATORS, edits, inverse
-from verifiers.operators.prior import operator_prior
+from verifiers.operators.prior import even_weights, operator_prior
 from verifiers.operators.spans import FunctionSpan, functions
 
-__all__ = ["OPERATORS", "Edit", "FunctionSpan", "Operator", "edits", "functions", "inverse", "operator_prior"]
+__all__ = [
+    "OPERATORS",
+    "Edit",
+    "FunctionSpan",
+    "Operator",
+    "edits",
+    "even_weights",
+    "functions",
+    "inverse",
+    "operator_prior",
+]

@@ -1,8 +1,9 @@
-"""How likely an operator is to hold the repair."""
+"""How likely an operator is to hold the repair, and weights under which that says nothing."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 
 from verifiers.operators.generate import OPERATORS
 
@@ -25,3 +26,24 @@ def operator_prior(
     weights = {name: table.get(name, 0.0) + smoothing for name in OPERATORS}
     total = sum(weights.values())
     return {name: weight / total for name, weight in weights.items()}
+
+
+def even_weights(windows: Iterable[tuple[Counter[str], str]], *, rounds: int = 30) -> dict[str, float]:
+    """Weights of one edit of each operator under which right ones look like any other draw.
+
+    Each window is (its edits by operator, the operator of the right one). The model: in a window, an edit
+    is right with probability weight / sum of weights (conditional logit). Fitted with the minorisation of
+    Hunter (2004); an operator that is never right gets no weight.
+    """
+    windows = list(windows)
+    right = Counter(operator for _, operator in windows)
+    weights = dict.fromkeys(right, 1.0)
+    for _ in range(rounds):
+        expected: dict[str, float] = dict.fromkeys(weights, 0.0)
+        for window, _ in windows:
+            total = sum(weights.get(name, 0.0) * count for name, count in window.items())
+            for name, count in window.items():
+                if name in weights:
+                    expected[name] += count / total
+        weights = {name: right[name] / expected[name] for name in weights}
+    return weights
