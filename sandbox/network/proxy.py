@@ -98,6 +98,12 @@ class Proxy:
         self._servers.append(server)
         self._ports.add(sock.getsockname()[1])
 
+    async def take(self, sock: socket.socket, port: int) -> None:
+        """Serve one connection that was accepted elsewhere, at that port; until it ends."""
+        self._ports.add(port)
+        reader, writer = await asyncio.open_connection(sock=sock, limit=requests.MAX_HEAD)
+        await self._accept(reader, writer)
+
     def change(self, policy: NetworkPolicy, index: PackageIndex | None = None) -> None:
         """Another policy from now on; connections that it does not allow are cut."""
         self.allow = AllowList(policy.allow if policy.mode == "allow" else ())
