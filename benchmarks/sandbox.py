@@ -125,7 +125,10 @@ async def beside_docker(
 
     peers = _peers.Peers(folder)
     peers.prepare()
-    with tempfile.TemporaryDirectory(dir="/tmp") as place, PrivateEngine(Path(place), bridge=True) as engine:
+    with (
+        tempfile.TemporaryDirectory(dir="/tmp") as place,
+        PrivateEngine(Path(place), bridge=True, remap=False) as engine,
+    ):
         peers.load(engine)
         async with DockerProvider(provider.images, url=engine.url) as ours:
             with peers.tar.open("rb") as tar:
