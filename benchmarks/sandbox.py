@@ -164,8 +164,9 @@ async def measure(samples: int, alive: int, docker: Path | None) -> dict[str, An
             found["unenforced"] = list(provider.capabilities().unenforced)
     found["samples"] = samples
     found["load"] = os.getloadavg()[0]
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / (1 << 30)
     found["cores"] = os.cpu_count()
-    found["kernel"] = os.uname().release.split("-")[0]
+    found["machine"] = f"{os.cpu_count()} cores, {memory:.0f} GiB, kernel {os.uname().release.split('-')[0]}"
     return found
 
 
