@@ -155,6 +155,14 @@ async def test_changed_network_policies_are_put_right(cluster: FakeCluster, kube
     assert cluster.store.list("networkpolicies", "")[0]["spec"]["egress"] == []
 
 
+async def test_a_foreign_helper_is_refused(cluster: FakeCluster, kube: KubernetesProvider) -> None:
+    wrong = manifests.config_map()
+    wrong["binaryData"] = {"podlet.pyz": "AAAA"}
+    cluster.store.create("configmaps", "default", wrong)
+    with pytest.raises(SandboxUnavailable, match="someone else"):
+        await kube.open()
+
+
 async def test_without_a_cluster_it_says_what_to_set(store: Path, tmp_path: Path) -> None:
     kube = provider("kubernetes", store=store, kubeconfig=str(tmp_path / "none"))
     with pytest.raises(SandboxUnavailable, match="set KUBECONFIG"):
