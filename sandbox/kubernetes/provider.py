@@ -39,6 +39,7 @@ from sandbox.namespace.channel import Channel
 from sandbox.namespace.gate import Ways
 
 CLOSE_SECONDS = 30.0
+POLL_SECONDS = 0.2
 
 
 class KubernetesProvider(SandboxProvider):
@@ -278,11 +279,16 @@ class KubernetesProvider(SandboxProvider):
         if self.cluster is None or self.watch is None:
             return
         name = manifests.pod_name(id)
-        found = False
-        with contextlib.suppress(SandboxUnavailable):
-            found = await roll.delete(self.cluster, name)
-        if found:
-            await self.watch.until(name, lambda pod: pod is None, CLOSE_SECONDS)
+        watched = name in self.watch.pods
+        with contextlib.suppress(SandboxUnavailable, TimeoutError):
+            if not await roll.delete(self.cluster, name):
+                return
+            if watched:
+                await self.watch.until(name, lambda pod: pod is None, CLOSE_SECONDS)
+                return
+            async with asyncio.timeout(CLOSE_SECONDS):  # one that we inherited is not in our watch
+                while await roll.read(self.cluster, name) is not None:
+                    await asyncio.sleep(POLL_SECONDS)
 
     async def attach(self, id: str) -> KubernetesSandbox:
         """See the contract: ours, or a guest's handle of another client's."""
