@@ -4,9 +4,9 @@
 
 Clients make sandboxes, run commands, leave background processes, hold tags, keys and leases, fork, and close
 some. Each is killed with -9 after a random time, and sometimes its nodelet with it. Afterwards, when leases
-are over and the owner was reaped once, what is left on the host is counted: processes, control groups,
-mounts, records, sockets, promises, temporary folders. Logs stay on purpose. Left out: backends other than
-`namespace`.
+are over and the owner was reaped and the image store collected once, what is left on the host is counted:
+processes, control groups, mounts, records, sockets, promises, temporary folders. Logs stay on purpose. Left
+out: backends other than `namespace`.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from sandbox.namespace import NamespaceProvider
+from sandbox.oci.collect import collect
 
 OWNER = "soak"
 LEASE_SECONDS = 2.0
@@ -130,6 +131,7 @@ async def soak(wanted: int, seed: int) -> dict[str, Any]:
             await asyncio.sleep(LEASE_SECONDS + 3)
             reaped = await provider.reap(OWNER)
             assert await provider.list(OWNER) == []
+            collect(provider.images, grace_s=0)
         found = left(store, groups)
     return {"sandboxes": made, "clients_killed": clients, "nodelets_killed": nodelets, "reaped": reaped,
             "left": found, "seconds": round(time.monotonic() - started, 1)}  # fmt: skip

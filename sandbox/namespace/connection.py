@@ -75,6 +75,7 @@ class Connection:
         self._ours = ours
         """Whether closing this handle ends the sandbox."""
         self._closed = False
+        self._abandoned = False
         self._background: set[Collector] = set()
         self._processes: set[NamespaceProcess] = set()
         self._files = Files(self.send, self.lost)
@@ -115,7 +116,7 @@ class Connection:
     @property
     def connected(self) -> bool:
         """Whether init still holds its socket; that closes before anything else in the sandbox dies."""
-        if self._closed:
+        if self._closed or self._abandoned:
             return False
         try:
             return self._channel.sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) != b""
@@ -145,5 +146,6 @@ class Connection:
 
     async def abandon(self) -> None:
         """Kill the sandbox because it no longer answers."""
+        self._abandoned = True
         if self._ours:
             await self._provider.kill(self.id)

@@ -93,7 +93,10 @@ def _repercussion(spec: dict[str, Any], report: dict[str, Any]) -> str | None:
 
 
 def _shell_works() -> bool:
-    pid = os.fork()
+    try:
+        pid = os.fork()
+    except OSError:
+        return True  # unknown: the process limit is another matter
     if pid == 0:
         try:
             os.execv("/bin/sh", ["/bin/sh", "-c", ":"])

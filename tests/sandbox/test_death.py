@@ -11,7 +11,9 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from sandbox.base import Outcome, SandboxSpec
+import pytest
+
+from sandbox.base import Outcome, SandboxLost, SandboxSpec
 from sandbox.namespace import NamespaceProvider
 from sandbox.namespace.probe import start_time
 
@@ -20,6 +22,8 @@ NUMBER = 100_000 + secrets.randbelow(900_000)
 CLIENT = """
 import asyncio, sys
 from pathlib import Path
+
+import pytest
 from sandbox.base import SandboxSpec
 from sandbox.namespace import NamespaceProvider
 async def main():
@@ -114,3 +118,23 @@ async def test_closing_leaves_no_descriptor_or_group(store: Path) -> None:
     assert not any(group.exists() for group in groups)
     assert set(os.listdir("/proc/self/fd")) == before
     assert not any((store / "run" / f"{box.id}.json").exists() for box in boxes)
+
+
+async def test_a_sandbox_that_no_longer_answers_is_given_up(
+    provider: NamespaceProvider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sandbox.namespace.process.GRACE_SECONDS", 0.5)
+    box = await provider.create(SandboxSpec(image=provider.images.host_base()))
+    assert provider._nodelet is not None
+    nodelet = provider._nodelet.pid
+    (init,) = Path(f"/proc/{nodelet}/task/{nodelet}/children").read_text().split()
+    os.kill(int(init), signal.SIGSTOP)
+    result = await box.exec("echo on", timeout=0.2)
+    assert (result.outcome, result.repercussion) == (Outcome.LOST, None), (
+        "a stopped init is no fault of an agent"
+    )
+    assert not await box.alive()
+    with pytest.raises(SandboxLost) as lost:
+        await box.exec("echo on")
+    assert lost.value.repercussion is None
+    await box.close()
