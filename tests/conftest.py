@@ -13,6 +13,7 @@ IMPOSSIBLE = (
     "no Python of this environment is readable by an ordinary user",
     "inside a chroot no second one can be set up",
     "this host forbids user namespaces to ordinary users",
+    "no Python 3.12 or newer is on this machine",
 )
 """Reasons that no installation on the machine can remove. Each is printed."""
 

@@ -12,7 +12,7 @@ names, files = [], []
 for folder in sorted(Path(sys.argv[1]).iterdir()):
     paths = TaskPaths(folder)
     task = Task.from_yaml(paths.task_config_path)
-    names.append([folder.name, task.difficulty, task.parser_name])
+    names.append([folder.name, str(task.difficulty.value), str(task.parser_name.value)])
     files.append(
         all(place.exists() for place in (paths.docker_compose_path, paths.run_tests_path, paths.test_dir))
     )
