@@ -5,6 +5,7 @@ import sys
 from importlib.metadata import version
 from pathlib import Path
 
+from harbor.lint.models import DEFAULT_RULES
 from harbor.lint.task import lint_task
 from harbor.mappers.terminal_bench import TerminalBenchMapper
 from harbor.models.task.task import Task
@@ -12,7 +13,11 @@ from harbor.models.trajectories import Trajectory
 
 tasks, atif, bench, scratch = map(Path, sys.argv[1:])
 loaded = [Task(folder) for folder in sorted(tasks.iterdir())]
-findings = [str(finding) for folder in sorted(tasks.iterdir()) for finding in lint_task(folder)]
+findings = [
+    str(finding)
+    for folder in sorted(tasks.iterdir())
+    for finding in lint_task(folder, selected_rules=DEFAULT_RULES)
+]
 steps = [len(Trajectory.model_validate_json(line).steps) for line in atif.read_text().splitlines()]
 mapped = TerminalBenchMapper().map(bench, scratch)
 print(
