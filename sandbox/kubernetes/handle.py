@@ -20,6 +20,7 @@ from sandbox.base import (
     SandboxUnavailable,
 )
 from sandbox.kubernetes.errors import PodOutOfMemory
+from sandbox.kubernetes.gate import LinkGate
 from sandbox.kubernetes.link import Link
 from sandbox.log import SandboxLog
 from sandbox.namespace.channel import Channel
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from sandbox.kubernetes.provider import KubernetesProvider
 
 
+_CONNECT = "import socket, sys; socket.create_connection((sys.argv[1], int(sys.argv[2])), 2)"
 _REQUESTS: ContextVar[list[int] | None] = ContextVar("requests", default=None)
 """Numbers of the requests that the running `exec` has sent."""
 
@@ -46,12 +48,14 @@ class KubernetesSandbox(NamespaceSandbox):
         log: SandboxLog,
         *,
         ours: bool = True,
+        policy: NetworkPolicy | None = None,
     ) -> None:
         super().__init__(
             provider, id, spec, environment, LinkChannel(link), log,
-            single_id=provider.settings.users == "one", ours=ours,
+            single_id=provider.settings.users == "one", ours=ours, policy=policy,
         )  # fmt: skip
         self.link = link
+        self._gate = LinkGate(self.send, provider.ways, policy or spec.policy, link)
         self._closing = False
 
     async def send(self, message: dict[str, Any], fds: list[int]) -> None:
@@ -93,18 +97,18 @@ class KubernetesSandbox(NamespaceSandbox):
             dataclasses.replace(result, outcome=Outcome.OOM) if isinstance(lost, PodOutOfMemory) else result
         )
 
+    async def reaches(self, python: str, host: str, port: str) -> bool:
+        """Whether a TCP connection from inside comes about; not part of the log."""
+        request = self._command([python, "-I", "-S", "-c", _CONNECT, host, port], "/", None, None)
+        request["timeout"] = 10.0
+        return (await self._exec(request, None, 10.0, 1000)).ok
+
     async def snapshot(self) -> str:
         """PolicyUnsupported, and so is `fork`: the API gives no access to a container's writable layer."""
         raise PolicyUnsupported(
             "pods have no snapshots and forks: the API gives no access to a container's writable layer; "
             "take what is needed with get_tree, or use the namespace or docker backend"
         )
-
-    async def set_network(self, policy: NetworkPolicy) -> None:
-        """PolicyUnsupported unless nothing changes."""
-        self.check_open()
-        if policy != self.spec.policy:
-            raise PolicyUnsupported("a pod's network is chosen at its creation")
 
     @property
     def connected(self) -> bool:
@@ -130,6 +134,7 @@ class KubernetesSandbox(NamespaceSandbox):
         """See the contract."""
         if not self._closing:
             self._closing = True
+            await self._gate.close()
             await self.link.close()
         await super().close()
 

@@ -13,6 +13,7 @@ import contextlib
 import json
 import os
 import secrets
+import socket
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
@@ -84,6 +85,8 @@ class Link:
         self._task: asyncio.Task[None] | None = None
         self.lost: SandboxError | None = None
         """Why the session is over; None while it is not."""
+        self.accept: Callable[[socket.socket, int], None] | None = None
+        """Takes connections that the helper accepted in the pod: (socket, port). None: they are closed."""
         self.connections = 0
         """How many exec streams were opened, the first included."""
 
@@ -133,6 +136,16 @@ class Link:
         while block := os.pread(fd, FILE_BLOCK, at):
             self._mux.send(Kind.FILE, id, block)
             at += len(block)
+
+    def _accept(self, stream: int, port: int) -> None:
+        """A program in the pod has connected to `port`."""
+        ours, theirs = socket.socketpair()
+        self._mux.add(stream, theirs.detach(), "both")
+        if self.accept is None:
+            ours.close()
+        else:
+            ours.setblocking(False)
+            self.accept(ours, port)
 
     def fail(self, reason: SandboxError) -> None:
         """The pod is known to be gone: everything ends now."""
@@ -221,6 +234,8 @@ class Link:
                     elif writer is not None and self._ledger.accept(frame):
                         if frame.kind is Kind.LOG:
                             self._record(frame.payload)
+                        elif frame.kind is Kind.OPEN:
+                            self._accept(frame.stream, int(frame.payload))
                         else:
                             self._mux.frame(frame)
                 if self._ledger.owes():

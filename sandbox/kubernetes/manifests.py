@@ -24,6 +24,19 @@ CAPABILITIES = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "SETGID", "
 """What our helper keeps (all within Pod Security "baseline"); commands of agents get none."""
 
 
+SOCKET = "/run/posttrain/podlet.sock"
+_MAIN = f"""import os, sys
+
+if sys.argv[1] == "probe":
+    sys.exit(not os.path.exists({SOCKET!r}))
+if sys.argv[1] == "connect":
+    from sandbox.node.connector import main
+else:
+    from sandbox.node.podlet import main
+main()
+"""
+
+
 def label(text: str) -> str:
     """`text` as a label value that no other text has: labels take 63 characters of a small alphabet."""
     plain = re.sub(r"[^A-Za-z0-9_.-]", "_", text)[:40].strip("_.-")
@@ -36,7 +49,7 @@ def helper() -> bytes:
     """The helper for pods: a zip that Python runs, the same bytes on every machine."""
     root = Path(__file__).resolve().parents[1]
     files = {
-        "__main__.py": "from sandbox.node.podlet import main\n\nmain()\n",
+        "__main__.py": _MAIN,
         "sandbox/__init__.py": "",
         **{f"sandbox/node/{path.name}": path.read_text() for path in (root / "node").glob("*.py")},
     }
@@ -111,7 +124,7 @@ def pod(
         f"{GROUP}/image": spec.image,
         f"{GROUP}/lease": f"posttrain-{client}",
         f"{GROUP}/lease-seconds": f"{spec.lease_s or 0:g}",
-        f"{GROUP}/spec": json.dumps({**asdict(spec), "network": spec.policy.mode}),
+        f"{GROUP}/spec": json.dumps({**asdict(spec), "network": spec.policy.encode()}),
         f"{GROUP}/environment": json.dumps(dict(env)),
     }
     body: dict[str, Any] = {
@@ -128,7 +141,7 @@ def pod(
             {"name": "socket", "emptyDir": {"medium": "Memory", "sizeLimit": "1Mi"}},
         ],
     }
-    if spec.policy.mode == "none":
+    if spec.policy.mode != "host":
         body |= {"dnsPolicy": "None", "dnsConfig": {"nameservers": ["127.0.0.1"]}}
     optional: dict[str, Any] = {
         "runtimeClassName": spec.runtime or settings.runtime_class,
@@ -140,8 +153,9 @@ def pod(
     body |= {name: value for name, value in optional.items() if value}
     if settings.host_users is not None:
         body["hostUsers"] = settings.host_users
+    network = "host" if spec.policy.mode == "host" else "none"  # an allow-list's proxy needs no network
     labels = {**MANAGED, f"{GROUP}/owner": label(spec.owner), f"{GROUP}/client": client,
-              f"{GROUP}/id": id, f"{GROUP}/network": spec.policy.mode}  # fmt: skip
+              f"{GROUP}/id": id, f"{GROUP}/network": network}  # fmt: skip
     return {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -192,7 +206,7 @@ def _container(spec: SandboxSpec, settings: KubernetesSettings) -> dict[str, Any
         "resources": {"requests": requests, "limits": limits},
         "securityContext": security,
         "startupProbe": {
-            "exec": {"command": ["/bin/sh", "-c", "test -S /run/posttrain/podlet.sock"]},
+            "exec": {"command": command(settings, "probe")},
             "periodSeconds": 1,
             "timeoutSeconds": 10,
             "failureThreshold": max(1, int(settings.start_s)),

@@ -21,6 +21,7 @@ from sandbox.base import (
     SandboxError,
     SandboxInfo,
     SandboxLost,
+    SandboxProvider,
     SandboxSpec,
     SandboxUnavailable,
 )
@@ -35,6 +36,7 @@ from sandbox.kubernetes.manifests import GROUP
 from sandbox.kubernetes.podwatch import PodWatch
 from sandbox.kubernetes.settings import load
 from sandbox.log import SandboxLog
+from sandbox.namespace import gate
 from sandbox.namespace.channel import Channel
 from sandbox.namespace.gate import Ways
 
@@ -42,7 +44,7 @@ CLOSE_SECONDS = 30.0
 MICRO_TIME = "%Y-%m-%dT%H:%M:%S.%fZ"
 
 
-class KubernetesProvider:
+class KubernetesProvider(SandboxProvider):
     """See `sandbox.base.SandboxProvider`. `settings` are the fields of `KubernetesSettings`."""
 
     name = "kubernetes"
@@ -50,7 +52,7 @@ class KubernetesProvider:
     def __init__(self, store: Path | ImageStore | None = None, **settings: Any) -> None:
         self.images = store if isinstance(store, ImageStore) else ImageStore(store or default_store())
         self.settings = load(settings)
-        self.ways = Ways(self.images.root / "index", (), None)
+        self.ways = Ways(self.images.root / "index", self.settings.trusted_networks, self.settings.index_url)
         self.client = secrets.token_hex(6)
         self.cluster: Cluster | None = None
         self.watch: PodWatch | None = None
@@ -60,6 +62,7 @@ class KubernetesProvider:
         self._live: dict[str, KubernetesSandbox] = {}
         self._guests: WeakSet[KubernetesSandbox] = WeakSet()
         self._helper = ""
+        self._network_holds = False
 
     def capabilities(self) -> Capabilities:
         """What the API can ask of nodes, and what `settings` say that the nodes do besides."""
@@ -98,7 +101,8 @@ class KubernetesProvider:
             attach=True,
             log=True,
             lease=True,
-            networks=("none", "host"),
+            networks=("none", "allow", "host"),
+            set_network=True,
         )
 
     # ---- the cluster
@@ -199,16 +203,38 @@ class KubernetesProvider:
         try:
             await self._create_pod(cluster, body)
             link = self._link(cluster, id, log, creator=True)
-            _verify(await link.start(), spec)
+            facts = await link.start()
+            _verify(facts, spec)
+            sandbox = KubernetesSandbox(self, id, spec, environment, link, log)
+            await self._probe_network(sandbox, facts)
         except BaseException:
             if link is not None:
                 await link.close(bye=False)
             log.discard()
             await asyncio.shield(self.remove(id))
             raise
-        sandbox = KubernetesSandbox(self, id, spec, environment, link, log)
         self._live[id] = sandbox
+        await sandbox.open_gate()
         return sandbox
+
+    async def _probe_network(self, sandbox: KubernetesSandbox, facts: Mapping[str, Any]) -> None:
+        """Once, before any sandbox is handed out: a pod that may reach nothing must not reach the API
+        server. PolicyUnsupported if it does."""
+        assert self._opening is not None
+        host, port = facts["api_server"]
+        if self._network_holds or self.settings.network_enforced == "trust" or not host or not port:
+            return
+        if sandbox.spec.policy.mode == "host":
+            return
+        async with self._opening:
+            if self._network_holds:
+                return
+            if await sandbox.reaches(self.settings.python, host, port):
+                raise PolicyUnsupported(
+                    f"a pod that a NetworkPolicy denies everything reached the API server at {host}:{port}: "
+                    'install a network plugin that enforces policies, or set network_enforced = "trust"'
+                )
+            self._network_holds = True
 
     def _link(self, cluster: Cluster, id: str, log: SandboxLog, *, creator: bool) -> Link:
         return Link(
@@ -225,8 +251,7 @@ class KubernetesProvider:
             raise PolicyUnsupported(
                 "pods get no right to make namespaces; run graders on the namespace backend"
             )
-        if spec.policy not in (NetworkPolicy("none"), NetworkPolicy("host")):
-            raise PolicyUnsupported("NetworkPolicies know addresses, not names: use none or host, or docker")
+        gate.check(spec.policy)
 
     async def _create_pod(self, cluster: Cluster, body: dict[str, Any]) -> None:
         """Create the pod and wait until it is ready, or raise why it never will be."""
@@ -326,15 +351,21 @@ class KubernetesProvider:
             log.close()
             raise
         environment = json.loads(note[f"{GROUP}/environment"])
-        guest = KubernetesSandbox(self, id, log.spec, environment, link, log, ours=orphan)
+        guest = KubernetesSandbox(
+            self, id, log.spec, environment, link, log,
+            ours=orphan, policy=gate.last_policy(log.entries(), log.spec.policy),
+        )  # fmt: skip
         self._guests.add(guest)
+        await guest.open_gate()
         return guest
 
     def _log(self, id: str, pod: Mapping[str, Any]) -> SandboxLog:
         """The sandbox's log in our image store; a client of another store begins one of its own."""
         with contextlib.suppress(FileNotFoundError):
             return SandboxLog(self.images.root, id)
-        spec = SandboxSpec(**json.loads(pod["metadata"]["annotations"][f"{GROUP}/spec"]))
+        kept: dict[str, Any] = json.loads(pod["metadata"]["annotations"][f"{GROUP}/spec"])
+        kept["network"] = NetworkPolicy.decode(kept["network"])
+        spec = SandboxSpec(**kept)
         return SandboxLog.create(self.images.root, spec, id, backend=self.name)
 
     # ---- bookkeeping

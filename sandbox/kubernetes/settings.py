@@ -63,9 +63,13 @@ class KubernetesSettings(BaseModel):
     """Nodes refuse writes beyond the limit at once (a project quota). Elsewhere the kubelet evicts, late."""
     kill_one: bool = False
     """Nodes kill one process out of memory, not the pod (`singleProcessOOMKill`, or control groups v1)."""
+    trusted_networks: tuple[str, ...] = ()
+    """Private networks (CIDR) of this client's where names of an allow-list may lie."""
+    index_url: str | None = None
+    """The package index that policies cut at a day; None: PIP_INDEX_URL or pypi.org."""
     network_enforced: Literal["probe", "trust"] = "probe"
-    """`probe`: the first pod tries to reach the API server; if it can, NetworkPolicies are not enforced and
-    sandboxes are refused."""
+    """`probe`: before the first sandbox is handed out, it tries to reach the API server; if it can, nothing
+    enforces NetworkPolicies, and sandboxes are refused."""
 
 
 def load(settings: Mapping[str, Any]) -> KubernetesSettings:

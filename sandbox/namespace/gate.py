@@ -84,7 +84,7 @@ class Gate:
             await self.close()
         elif self._proxy is None:
             proxy = Proxy(policy, index=self._ways.index(policy), trusted=self._ways.trusted)
-            await proxy.listen(await self._listener())
+            await self._open(proxy)
             self._proxy = proxy
         else:
             self._proxy.change(policy, self._ways.index(policy))
@@ -95,6 +95,10 @@ class Gate:
         if self._proxy is not None:
             proxy, self._proxy = self._proxy, None
             await proxy.close()
+
+    async def _open(self, proxy: Proxy) -> None:
+        """Let the inside of the sandbox reach the proxy."""
+        await proxy.listen(await self._listener())
 
     async def _listener(self) -> socket.socket:
         ours, theirs = socket.socketpair()

@@ -50,12 +50,14 @@ class Kind(IntEnum):
     """The client is done: its commands end, and the session is forgotten."""
     FILE = 12
     """Content of a whole file that a later request names by its stream."""
+    OPEN = 14
+    """The podlet has accepted a connection at the port in the payload; this stream carries it."""
     LOG = 13
     """Lines for the sandbox's log, from monitors that record a result before they report it."""
 
 
 NUMBERED = frozenset({Kind.REQUEST, Kind.DATA, Kind.END, Kind.STOP, Kind.CREDIT, Kind.BYE,
-                      Kind.FILE, Kind.LOG})  # fmt: skip
+                      Kind.FILE, Kind.LOG, Kind.OPEN})  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,16 +18,26 @@ def run(request: dict[str, Any], status: socket.socket) -> None:
     Accepted connections belong to the process that accepts them; nothing in here has to run for that.
     """
     try:
-        with socket.socket(socket.AF_INET) as server:
-            server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                server.bind(("127.0.0.1", request["port"]))
-            except OSError as error:
-                if error.errno != errno.EADDRINUSE:
-                    raise
-                server.bind(("127.0.0.1", 0))
-            server.listen(_BACKLOG)
+        with bind(request["port"]) as server:
             wire.send(status, {"port": server.getsockname()[1]}, [server.fileno()])
     except OSError as error:
         with contextlib.suppress(OSError):
             wire.send(status, {"error": error.strerror or str(error)})
+
+
+def bind(port: int) -> socket.socket:
+    """A listening socket on loopback at that port, or any other if it is taken."""
+    server = socket.socket(socket.AF_INET)
+    try:
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            server.bind(("127.0.0.1", port))
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+            server.bind(("127.0.0.1", 0))
+        server.listen(_BACKLOG)
+    except OSError:
+        server.close()
+        raise
+    return server

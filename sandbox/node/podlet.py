@@ -24,17 +24,15 @@ import time
 import traceback
 from typing import Any
 
-from sandbox.node import cgroups, children, fileops, frames, mux, privileges, sealed
+from sandbox.node import cgroups, children, fileops, frames, listening, mux, privileges, sealed
 from sandbox.node import syscalls as sc
+from sandbox.node.connector import FOLDER, SOCKET
 from sandbox.node.frames import Frame, Kind
 from sandbox.node.init import Init
 from sandbox.node.sessions import Connection, PollReactor, Session
 
-FOLDER = "/run/posttrain"
-SOCKET = f"{FOLDER}/podlet.sock"
 TICK_MS = 1000
-EXIT_NO_PODLET = 3
-"""Exit code of `connect` where no podlet listens."""
+JOURNAL_BYTES = 1 << 20
 
 
 class Podlet(Init):
@@ -51,10 +49,14 @@ class Podlet(Init):
         self.reactor = PollReactor()
         self.sessions: dict[str, Session] = {}
         self.connections: dict[int, Connection] = {}
+        self.ports: dict[int, tuple[Session, socket.socket]] = {}
+        """Where programs of the sandbox reach a client's proxy."""
         self.creator_seen = self.anyone_seen = time.monotonic() + spec["start_s"]
         memory = os.memfd_create("journal", os.MFD_CLOEXEC)
         self.journal = os.open(f"/proc/self/fd/{memory}", os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
         os.close(memory)
+        self.journal_start = 0
+        """What lies before it is stored by a client, and its memory is given back."""
 
     def serve(self, wake: int) -> None:
         """Until the pod has been without its client for too long."""
@@ -70,6 +72,8 @@ class Podlet(Init):
                     self._accept()
                 elif fd in self.connections:
                     self._listen(self.connections[fd], events)
+                elif fd in self.ports:
+                    self._accept_inside(*self.ports[fd])
                 else:
                     self._carry(fd, events)
             for connection in list(self.connections.values()):
@@ -150,7 +154,7 @@ class Podlet(Init):
         session = self.sessions.get(name)
         if session is None and hello["received"] == 0:
             session = self.sessions[name] = Session(
-                token, self.reactor, self.journal, creator=bool(hello["creator"])
+                token, self.reactor, self.journal, self.journal_start, creator=bool(hello["creator"])
             )
         if session is None or not hmac.compare_digest(session.token.encode(), token.encode()):
             refusal = json.dumps({"error": "this session is over"}).encode()
@@ -192,7 +196,35 @@ class Podlet(Init):
             if ours >= 0:
                 opened.append(session.mux.add(id, ours, mux.mirror(kind)))
         session.mux.order(opened[0], [stream for stream in opened[1:] if stream.reads])
-        self._start(message, inner)
+        if message["op"] in ("listen", "unlisten"):
+            with socket.socket(fileno=inner[0]) as status:
+                self._answer(status, self._port(session, message))
+        else:
+            self._start(message, inner)
+
+    def _port(self, session: Session, message: dict[str, Any]) -> dict[str, Any]:
+        """Begin or stop to listen on loopback, at the wanted port or any other if that is taken."""
+        if message["op"] == "unlisten":
+            self._shut_ports(session)
+            return {"ok": True}
+        try:
+            server = listening.bind(message["port"])
+        except OSError as error:
+            return {"error": error.strerror or str(error)}
+        self.ports[server.fileno()] = (session, server)
+        self.reactor.interest(server.fileno(), read=True, write=False)
+        return {"port": server.getsockname()[1]}
+
+    def _accept_inside(self, session: Session, server: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            session.accepted(server.accept()[0], server.getsockname()[1])
+
+    def _shut_ports(self, session: Session) -> None:
+        for fd, (owner, server) in list(self.ports.items()):
+            if owner is session:
+                self.reactor.interest(fd, read=False, write=False)
+                del self.ports[fd]
+                server.close()
 
     def _forget_clients(self) -> None:
         """The child keeps what it serves alone (`_serve`)."""
@@ -215,14 +247,25 @@ class Podlet(Init):
     # ---- ends
 
     def _end(self, session: Session) -> None:
+        self._shut_ports(session)
         session.end()
         self.sessions = {name: each for name, each in self.sessions.items() if each is not session}
         if session.connection is not None:
             self._flush(session.connection)
             session.connection.session = None
 
+    def _trim_journal(self) -> None:
+        """Give back the memory of what a client has stored."""
+        safe = max((session.safe() for session in self.sessions.values()), default=0)
+        if safe - self.journal_start >= JOURNAL_BYTES:
+            sc.punch_hole(self.journal, self.journal_start, safe - self.journal_start)
+            self.journal_start = safe
+            for session in self.sessions.values():
+                session.skip(safe)
+
     def _expire(self) -> bool:
         """End sessions that nobody resumed; whether the pod itself is to end."""
+        self._trim_journal()
         now, patience, lease = time.monotonic(), self.spec["reconnect_s"], self.spec["lease_s"]
         for session in list(self.sessions.values()):
             if session.connection is None and now - session.seen > patience:
@@ -248,6 +291,7 @@ def facts(spec: dict[str, Any]) -> dict[str, Any]:
         "disk_bytes": disk.f_blocks * disk.f_frsize,
         "events": sorted(spec["events"]),
         "python": sys.version.split()[0],
+        "api_server": [os.environ.get("KUBERNETES_SERVICE_HOST"), os.environ.get("KUBERNETES_SERVICE_PORT")],
     }
 
 
@@ -305,34 +349,6 @@ def serve(spec: dict[str, Any]) -> None:
     Podlet(spec, listener).serve(wake)
 
 
-def connect() -> int:
-    """Carry standard input to the podlet's socket and what it answers to standard output."""
-    sock = socket.socket(socket.AF_UNIX)
-    try:
-        sock.connect(SOCKET)
-    except OSError as error:
-        os.write(2, f"no podlet listens: {error.strerror}\n".encode())
-        return EXIT_NO_PODLET
-    poll = select.poll()
-    poll.register(0, select.POLLIN)
-    poll.register(sock.fileno(), select.POLLIN)
-    while True:
-        for fd, _ in poll.poll():
-            data = os.read(0, 1 << 17) if fd == 0 else sock.recv(1 << 17)
-            if not data:
-                return 0
-            if fd == 0:
-                sock.sendall(data)
-            else:
-                view = memoryview(data)
-                while view:
-                    view = view[os.write(1, view) :]
-
-
 def main() -> None:
-    """argv: `serve` and the specification, or `connect`."""
-    if sys.argv[1] == "serve":
-        serve(json.loads(sys.argv[2]))
-    else:
-        with contextlib.suppress(OSError):
-            sys.exit(connect())
+    """argv: `serve` and the specification."""
+    serve(json.loads(sys.argv[2]))

@@ -7,9 +7,13 @@ import os
 import select
 import socket
 import time
+from collections import deque
 
 from sandbox.node import frames, mux
 from sandbox.node.frames import Frame, Kind
+
+OWN_STREAMS = 1 << 31
+"""Streams from here on are opened by the podlet, those below by the client."""
 
 
 class Connection:
@@ -35,7 +39,9 @@ class Connection:
 class Session:
     """A client's requests and streams."""
 
-    def __init__(self, token: str, reactor: PollReactor, journal: int, *, creator: bool) -> None:
+    def __init__(
+        self, token: str, reactor: PollReactor, journal: int, journal_start: int, *, creator: bool
+    ) -> None:
         self.token = token
         self.creator = creator
         self.ledger = frames.Ledger()
@@ -46,7 +52,11 @@ class Session:
         self.mux = mux.Mux(self.ledger, reactor, self.emit)
         self.mux.before_report = self._tell_news
         self._journal = journal
-        self._told = 0
+        self._told = journal_start
+        self._safe = 0
+        self._next = OWN_STREAMS
+        self._sent: deque[tuple[int, int]] = deque()
+        """(frame, end of what it carried) of the journal's pieces that were not acknowledged yet."""
 
     def emit(self, data: bytes) -> None:
         """Numbered frames are kept by the ledger, so one without connection is not lost."""
@@ -62,6 +72,17 @@ class Session:
         self._told += len(data)
         if data:
             self.mux.send(Kind.LOG, 0, data)
+            self._sent.append((self.ledger.sent, self._told))
+
+    def safe(self) -> int:
+        """How many bytes of the journal this client is known to have stored."""
+        while self._sent and self._sent[0][0] <= self.ledger.heard:
+            self._safe = self._sent.popleft()[1]
+        return self._safe
+
+    def skip(self, end: int) -> None:
+        """The journal before `end` is gone, since another client has stored it."""
+        self._told = max(self._told, end)
 
     def take_file(self, frame: Frame) -> None:
         """A piece of a file."""
@@ -78,6 +99,12 @@ class Session:
             return os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
         os.lseek(fd, 0, os.SEEK_SET)
         return fd
+
+    def accepted(self, sock: socket.socket, port: int) -> None:
+        """Hand a connection from inside the pod to the client."""
+        id, self._next = self._next, self._next + 1
+        self.mux.send(Kind.OPEN, id, str(port).encode())
+        self.mux.add(id, sock.detach(), "both")
 
     def end(self) -> None:
         self.mux.close()

@@ -184,3 +184,9 @@ def set_title(title: str) -> None:
         text = os.fsencode(title)[: end - start - 1]
         ctypes.memmove(start, text + b"\0" * (end - start - len(text)), end - start)
     prctl(PR_SET_NAME, ctypes.cast(ctypes.c_char_p(os.fsencode(title)[:15]), ctypes.c_void_p).value or 0)
+
+
+def punch_hole(fd: int, start: int, size: int) -> None:
+    """fallocate(2): give back the blocks of a part of a file, whose length stays."""
+    mode = 0x01 | 0x02  # KEEP_SIZE, PUNCH_HOLE
+    _check(_libc.fallocate(fd, mode, ctypes.c_long(start), ctypes.c_long(size)), "fallocate")

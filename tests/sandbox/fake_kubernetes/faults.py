@@ -41,5 +41,7 @@ class Faults:
     slow_close_s: float = 0.0
     """Seconds between the status and the end of the connection."""
     only_v4: bool = False
+    network_plugin: bool = True
+    """Whether anything enforces NetworkPolicies."""
     reply_late_s: float = 0.0
     """Seconds that every request takes longer."""

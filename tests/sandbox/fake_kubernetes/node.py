@@ -32,6 +32,8 @@ class Node:
         self.pod_pids = pod_pids
         self.boxes: dict[str, NamespaceSandbox] = {}
         self.tasks: dict[str, asyncio.Task[None]] = {}
+        self.port = 0
+        """Of the API server, as pods are told."""
         self.lingering: set[asyncio.Task[None]] = set()
 
     def admit(self, pod: dict[str, Any]) -> None:
@@ -88,7 +90,8 @@ class Node:
             await self._volumes(box, pod)
             security = container.get("securityContext") or {}
             user = "root" if security.get("runAsUser", 0) == 0 else "agent"
-            env = {"KUBERNETES_SERVICE_HOST": "127.0.0.1", "HOSTNAME": "sandbox"}
+            env = {"HOSTNAME": "sandbox", "KUBERNETES_SERVICE_HOST": "127.0.0.1",
+                   "KUBERNETES_SERVICE_PORT": str(self.port)}  # fmt: skip
             command = container.get("command") or ["sleep", "infinity"]
             main = await box.spawn(command, cwd="/", user=user, env=env)
         except (SandboxError, KeyError) as error:
@@ -175,7 +178,7 @@ class Node:
             memory_mb=quantity(limits.get("memory", "1024Mi")) >> 20,
             disk_mb=quantity(limits.get("ephemeral-storage", "512Mi")) >> 20,
             pids=self.pod_pids,
-            network="host" if egress else "none",
+            network="host" if egress or not self.faults.network_plugin else "none",
         )
 
     def _selects(self, policy: dict[str, Any], pod: dict[str, Any]) -> bool:
@@ -208,7 +211,7 @@ class Node:
             if failures >= probe["failureThreshold"]:
                 await self.end(pod, "Error", "startup probe failed")
                 return
-            await asyncio.sleep(0.05)  # a real kubelet waits for periodSeconds
+            await asyncio.sleep(0.05 * 2 ** min(failures, 4))  # a real kubelet waits for periodSeconds
         status = self._status(pod, container["name"], {"running": {"startedAt": now()}}, ready=True)
         self._condition(pod, "Ready", "True", containerStatuses=[status])
 

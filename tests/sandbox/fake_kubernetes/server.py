@@ -39,7 +39,7 @@ class FakeCluster:
         provider: NamespaceProvider,
         *,
         memory_mb: int = 64 << 10,
-        pod_pids: int = 300,
+        pod_pids: int = 180,
         certificate: tuple[Path, Path] | None = None,
     ) -> None:
         self.folder, self.certificate = folder, certificate
@@ -65,7 +65,7 @@ class FakeCluster:
             context.load_cert_chain(*self.certificate)
         site = web.TCPSite(self._runner, "127.0.0.1", 0, ssl_context=context)
         await site.start()
-        self.port = self._runner.addresses[0][1]
+        self.port = self.node.port = self._runner.addresses[0][1]
         space = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "default"}}
         self.store.create("namespaces", "", {**space, "status": {"phase": "Active"}})
         self.kubeconfig.write_text(yaml.safe_dump(self._kubeconfig()))
@@ -296,5 +296,5 @@ def settings(cluster: FakeCluster, **changes: Any) -> dict[str, Any]:
     """Of a provider for this cluster: what its node enforces, and little patience."""
     return {
         "kubeconfig": str(cluster.kubeconfig), "pids_limit": cluster.node.pod_pids, "hard_disk": True,
-        "kill_one": True, "reconnect_s": 5, "start_s": 20, "schedule_s": 0.3, **changes,
+        "kill_one": True, "reconnect_s": 5, "start_s": 100, "schedule_s": 0.3, **changes,
     }  # fmt: skip

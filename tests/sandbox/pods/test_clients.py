@@ -4,17 +4,14 @@ kubectl and the official synchronous client. And our exec stream against plain c
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
-from kubernetes import client as official
-from kubernetes import config
-from kubernetes.stream import stream
 
 from sandbox.base import SandboxSpec
 from sandbox.kubernetes import KubernetesProvider, KubernetesSandbox
@@ -23,6 +20,27 @@ from sandbox.namespace import NamespaceProvider
 from tests.sandbox.fake_kubernetes import FakeCluster, settings
 
 pytestmark = pytest.mark.services
+OFFICIAL = """
+import json, sys, time, yaml
+from kubernetes import client, config
+from kubernetes.stream import stream
+core = client.CoreV1Api(config.new_client_from_config(sys.argv[1]))
+core.create_namespaced_pod("default", yaml.safe_load(open(sys.argv[2])))
+pod = core.read_namespaced_pod("plain", "default")
+while not (pod.status.container_statuses and pod.status.container_statuses[0].ready):
+    time.sleep(0.1)
+    pod = core.read_namespaced_pod("plain", "default")
+api = client.CoreV1Api(config.new_client_from_config(sys.argv[1]))
+ws = stream(api.connect_get_namespaced_pod_exec, "plain", "default", stdout=True, stderr=True,
+            command=["sh", "-c", "head -c 5000000 /dev/zero; echo err >&2; exit 3"],
+            _preload_content=False, binary=True)
+out = err = b""
+while ws.is_open():
+    ws.update(timeout=5)
+    out += ws.read_channel(1)
+    err += ws.read_channel(2)
+print(json.dumps({"out": len(out), "err": err.decode(), "code": ws.returncode, "kind": pod.kind}))
+"""
 
 ROOT = Path(__file__).resolve().parents[3]
 POD = """
@@ -205,36 +223,9 @@ async def test_kubectl_sees_our_pods_and_runs_in_them(
 
 
 async def test_the_official_client(cluster: FakeCluster, node: NamespaceProvider, tmp_path: Path) -> None:
-    import yaml
-
-    body = yaml.safe_load(manifest(tmp_path, node).read_text())
-
-    def work() -> dict[str, Any]:
-        plain = config.new_client_from_config(str(cluster.kubeconfig))
-        core = official.CoreV1Api(plain)
-        core.create_namespaced_pod("default", body)
-        for _ in range(200):
-            pod = core.read_namespaced_pod("plain", "default")
-            if pod.status.container_statuses and pod.status.container_statuses[0].ready:
-                break
-        api = official.CoreV1Api(config.new_client_from_config(str(cluster.kubeconfig)))
-        ws = stream(api.connect_get_namespaced_pod_exec, "plain", "default", stdout=True, stderr=True,
-                    command=["sh", "-c", "head -c 5000000 /dev/zero; echo err >&2; exit 3"],
-                    _preload_content=False, binary=True)  # fmt: skip
-        out = err = b""
-        while ws.is_open():
-            ws.update(timeout=5)
-            out += ws.read_channel(1)
-            err += ws.read_channel(2)
-        found = {"out": len(out), "err": err, "code": ws.returncode, "kind": pod.kind}
-        ws.close()
-        core.delete_namespaced_pod("plain", "default")
-        for each in (plain, api.api_client):
-            each.rest_client.pool_manager.clear()
-        return found
-
-    found = await asyncio.to_thread(work)
-    assert found == {"out": 5_000_000, "err": b"err\n", "code": 3, "kind": "Pod"}
+    code, out, err = await run(sys.executable, "-c", OFFICIAL, cluster.kubeconfig, manifest(tmp_path, node))
+    assert code == 0, err
+    assert json.loads(out) == {"out": 5_000_000, "err": "err\n", "code": 3, "kind": "Pod"}
 
 
 async def test_the_fake_as_a_program(node: NamespaceProvider, tmp_path: Path, kubectl: str) -> None:

@@ -135,6 +135,18 @@ async def test_builds_get_a_network_and_nobody_else(
     assert "169.254.0.0/16" in json.dumps(modes["host"])
 
 
+async def test_policies_that_nobody_enforces_are_noticed(
+    cluster: FakeCluster, store: Path, spec: SandboxSpec
+) -> None:
+    cluster.faults.network_plugin = False
+    async with KubernetesProvider(store, **settings(cluster)) as kube:
+        with pytest.raises(PolicyUnsupported, match="reached the API server"):
+            await kube.create(spec)
+        assert cluster.pods() == []
+    async with KubernetesProvider(store, **settings(cluster, network_enforced="trust")) as kube:
+        await (await kube.create(spec)).close()
+
+
 async def test_changed_network_policies_are_put_right(cluster: FakeCluster, kube: KubernetesProvider) -> None:
     loose = manifests.network_policies()[0]
     loose["spec"]["egress"] = [{}]
