@@ -6,8 +6,6 @@ run, so a synthesis that was killed and started again finds its own work.
 
 from __future__ import annotations
 
-import base64
-import json
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -24,7 +22,6 @@ from catalog.models import (
     Task,
     TestStatus,
     VerifierSpec,
-    canonical_json,
 )
 from envfactory import git, sanitize
 from envfactory.build import Build, sandbox_env
@@ -45,6 +42,7 @@ from envfactory.trees import (
 )
 from sandbox.images import ImageStore
 from sandbox.trees import tree_digest
+from verifiers import changes
 
 
 class LeakError(FactoryError):
@@ -136,8 +134,8 @@ class Packager:
         """
         if draft.layout is not None and draft.layout.import_root != self._build.layout.import_root:
             return None
-        changes = encode_changes(difference(self._build.tree, draft.start_tests))
-        return Substrate(image=self._build.image, changes=self._blobs.put(changes))
+        laid = changes.dump(difference(self._build.tree, draft.start_tests))
+        return Substrate(image=self._build.image, changes=self._blobs.put(laid))
 
 
 def add_workspace(
@@ -163,18 +161,6 @@ def add_workspace(
         if found := sanitize.problems(folder):
             raise LeakError(f"the workspace of {note} is not sound: {found[0]}")
         return images.add_layer(parent, folder, at=at, env=env, note=note), tree_digest(folder)
-
-
-def encode_changes(changes: Changes) -> bytes:
-    """Changes as JSON with base64 contents, for a blob."""
-    encoded = {path: None if d is None else base64.b64encode(d).decode() for path, d in changes.items()}
-    return canonical_json(encoded)
-
-
-def decode_changes(data: bytes) -> dict[str, bytes | None]:
-    """The inverse of `encode_changes`."""
-    rows = json.loads(data).items()
-    return {path: None if text is None else base64.b64decode(text) for path, text in rows}
 
 
 def task_id(draft: Draft, verifier: VerifierSpec, build: Build) -> str:

@@ -35,7 +35,7 @@ from envfactory.build import Build, build
 from envfactory.candidates import Chosen, choose, fit_weights
 from envfactory.config import SynthConfig
 from envfactory.mining import MiningConfig, mine
-from envfactory.packaging import Draft, Packager, decode_changes, encode_changes
+from envfactory.packaging import Draft, Packager
 from envfactory.repair import BuggyWorkspace, Search, record, restore
 from envfactory.sources import open_source
 from envfactory.sources.base import Progress, silent
@@ -49,6 +49,7 @@ from envfactory.trees import changed
 from envfactory.workbench import Workbench
 from sandbox.base import SandboxProvider
 from sandbox.images import ImageStore
+from verifiers import changes
 from verifiers.cache import VerdictCache
 from verifiers.grading import Grader
 from verifiers.hacks import PROBES, HackProbe
@@ -179,7 +180,7 @@ class Found:
     """A search as it is recorded: what `make_pool` cannot make again."""
 
     workspace: str
-    """Blob: changes from the build's tree to the workspace that the agent finds (`encode_changes`)."""
+    """Blob: changes from the build's tree to the workspace that the agent finds (`verifiers.changes`)."""
     test_source: str
     search: dict[str, Any]
     """`envfactory.repair.record`."""
@@ -384,14 +385,14 @@ class Factory:
     def _found(self, examined: Examined) -> Found:
         workspace, search = examined.workspace, examined.search
         return Found(
-            workspace=self._catalog.blobs.put(encode_changes(workspace.base)),
+            workspace=self._catalog.blobs.put(changes.dump(workspace.base)),
             test_source=workspace.test_source,
             search=record(search),
         )
 
     def _again(self, task: Task, found: Found) -> tuple[BuggyWorkspace, Search]:
         """Workspace and search of a recorded result."""
-        base = decode_changes(self._catalog.blobs.get(found.workspace))
+        base = changes.load(self._catalog.blobs.get(found.workspace))
         workspace = buggy_workspace(task, changed(self._bench.build.tree, base), base, found.test_source)
         prior = self._prior.get(task.split) if task.split else None
         return workspace, restore(found.search, workspace, self._config.repair, prior=prior)

@@ -182,7 +182,7 @@ class _Builder:
         compiled: str,
     ) -> str:
         script, ask = install(packages)
-        day = self.recipe.index_before if kind == "python" else None
+        day = self.recipe.index_before if kind in ("python", "node") else None
         key = [kind, image, script, ask, str(day or "")]
         known = self._recall(key)
         if known is None:
@@ -197,7 +197,7 @@ class _Builder:
             image=image, owner="images", workdir="/", network="host",
             memory_mb=self.disk_mb + 1024, disk_mb=self.disk_mb, pids=1024,
         )  # fmt: skip
-        if kind == "python" and self.recipe.index_before is not None:
+        if kind in ("python", "node") and self.recipe.index_before is not None:
             policy = NetworkPolicy("allow", index_before=self.recipe.index_before)
             spec = dataclasses.replace(spec, network=policy)
         async with await self.provider.create(spec) as box:

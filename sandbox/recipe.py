@@ -4,7 +4,7 @@ base = "debian:bookworm"            # or "host", a name or digest in the store, 
 system = ["python3-venv", "git"]    # Debian packages
 python = ["pytest", "numpy<3"]      # into the virtual environment /opt/env
 node = ["prettier@3"]               # into /opt/node
-index_before = 2024-05-01           # Python packages as of then
+index_before = 2024-05-01           # Python and npm packages as of then
 workspace = "checkout"              # a folder, beside this file; becomes /workspace
 """
 
@@ -57,7 +57,7 @@ class Recipe(BaseModel):
     node: tuple[Package, ...] = ()
     """npm packages, installed without their scripts into /opt/node."""
     index_before: date | None = None
-    """Python packages as if this day had not come yet (`sandbox.network.index`)."""
+    """Python and npm packages as if this day had not come yet (`sandbox.network.index`)."""
     workspace: Path | None = None
     """A folder that becomes /workspace, the agent's."""
     env: Mapping[str, str] = {}

@@ -12,10 +12,8 @@ takes part.
 from __future__ import annotations
 
 import asyncio
-import base64
 import hashlib
 import io
-import json
 import subprocess
 import tarfile
 from collections.abc import AsyncGenerator, Collection, Mapping
@@ -26,7 +24,7 @@ from typing import Protocol, Self
 
 from catalog.models import Failure, Task, Verdict
 from sandbox.base import SandboxError, SandboxProvider
-from verifiers import patches
+from verifiers import changes, patches
 from verifiers.cache import VerdictCache
 from verifiers.pool import RunnerPool
 from verifiers.runner import RunnerFailed, TestRun, TestRunner
@@ -79,13 +77,6 @@ def protected_files(tar: bytes) -> Mapping[str, bytes]:
     except tarfile.TarError as error:
         raise ValueError(f"the protected blob is not a tar: {error}") from error
     return found
-
-
-@lru_cache(maxsize=256)
-def _decoded(changes: bytes) -> Mapping[str, bytes | None]:
-    """Path -> content of a substrate's changes."""
-    rows: dict[str, str | None] = json.loads(changes)
-    return {path: None if text is None else base64.b64decode(text) for path, text in rows.items()}
 
 
 @dataclass(frozen=True)
@@ -298,7 +289,7 @@ class Grader:
             return {}
         key = (shared.image, shared.changes, task.verifier.protected)
         if key not in self._differences:
-            laid = _decoded(self._blobs.get(shared.changes))
+            laid = changes.load(self._blobs.get(shared.changes))
             there = await runner.read(list(protected))
             wrong = {name: data for name, data in protected.items() if laid.get(name, there[name]) != data}
             self._differences[key] = {**laid, **wrong}

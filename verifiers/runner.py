@@ -11,7 +11,6 @@ and no view of the harness. Printed text and exit codes decide nothing. Left out
 from __future__ import annotations
 
 import asyncio
-import base64
 import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +19,7 @@ from typing import Any, Literal, Self
 
 from catalog.models import TestStatus
 from sandbox.base import Process, Sandbox, SandboxLost, SandboxProvider, SandboxSpec
+from verifiers.changes import decoded, encoded
 
 PYTHON = "/opt/env/bin/python"
 FOLDER = "/run/verifier"
@@ -105,7 +105,7 @@ class TestRunner:
         self._config = {
             "workdir": workdir,
             "base_mb": 4 * disk_mb,
-            "base": _encode(base or {}),
+            "base": encoded(base or {}),
             "protected": sorted(protected),
             "env": dict(env or {}),
             "plugins": list(plugins),
@@ -195,8 +195,8 @@ class TestRunner:
             raise ValueError(f"not a test file or id: {bad[0]!r}")
         request = {
             "op": "run",
-            "files": _encode(files),
-            "trusted": _encode(trusted or {}),
+            "files": encoded(files),
+            "trusted": encoded(trusted or {}),
             "protected": sorted(protected),
             "executable": sorted(executable),
             "arguments": list(arguments),
@@ -211,7 +211,7 @@ class TestRunner:
         """Files of the clean workspace (with `base`); None for what is no regular file."""
         result = await self._ask({"op": "read", "paths": sorted(paths)}, GRACE_S)
         files: dict[str, str | None] = result["files"]
-        return {path: None if text is None else base64.b64decode(text) for path, text in files.items()}
+        return decoded(files)
 
     async def listing(self) -> dict[str, bool]:
         """Every file of the clean workspace outside .git -> whether it is executable."""
@@ -293,10 +293,6 @@ def check_path(path: str) -> None:
     parts = path.split("/")
     if not path or path.startswith("/") or "\0" in path or any(p in ("", ".", "..") for p in parts):
         raise ValueError(f"not a path inside the workspace: {path!r}")
-
-
-def _encode(files: Mapping[str, bytes | None]) -> dict[str, str | None]:
-    return {path: None if data is None else base64.b64encode(data).decode() for path, data in files.items()}
 
 
 def _test_run(result: dict[str, Any]) -> TestRun:

@@ -156,6 +156,26 @@ class Engine:
 
         return self._guard("list images", run)
 
+    def images(self, labels: Mapping[str, str]) -> list[str]:
+        """Names of the images that carry these labels."""
+        wanted = [f"{name}={value}" for name, value in labels.items()]
+        found = self._guard("list images", lambda: self.api.images(filters={"label": wanted}))
+        return [name for each in found for name in each["RepoTags"] or ()]
+
+    def untag(self, name: str) -> bool:
+        """Remove an image by its name; False if it is in use, or gone already."""
+
+        def run() -> bool:
+            try:
+                self.api.remove_image(name)
+            except self._errors.APIError as error:
+                if error.status_code not in (404, 409):
+                    raise
+                return False
+            return True
+
+        return self._guard("remove an image", run)
+
     def load(self, archive: IO[bytes]) -> None:
         """`docker load` of an archive. Raises SandboxUnavailable with what the engine said."""
 

@@ -28,6 +28,8 @@ from sandbox.oci import documents
 from sandbox.trees import AGENT, FIXED_TIME, walk
 
 REPOSITORY = "posttrain/image"
+STORE = "posttrain.store"
+"""Label of images in the engine: the store that they came from."""
 
 
 def reference(digest: str) -> str:
@@ -57,6 +59,19 @@ class Loader:
         """The engine turned out not to have it."""
         self._known.discard(reference(digest))
 
+    async def collect(self) -> int:
+        """Remove from the engine what came from this store and is no longer in it; how many images."""
+        found = await self._engine.call(
+            "list images", lambda: self._engine.images({STORE: str(self._images.root)})
+        )
+        names = [name for name in found if name.startswith(f"{REPOSITORY}:")]
+        gone = [name for name in names if not self._images.exists(f"sha256:{name.partition(':')[2]}")]
+        removed = [
+            await self._engine.call("remove an image", lambda n=name: self._engine.untag(n)) for name in gone
+        ]
+        self._known.difference_update(gone)
+        return sum(removed)
+
     def _load(self, digest: str, name: str) -> None:
         if self._engine.has_image(name):
             return
@@ -80,7 +95,7 @@ class Loader:
 
     def _send(self, name: str, layers: Sequence[str], tars: Sequence[IO[bytes]], present: int) -> None:
         with tempfile.TemporaryFile(dir=self._images.root) as archive:
-            write_archive(name, layers, tars, present, archive)
+            write_archive(name, layers, tars, present, str(self._images.root), archive)
             self._engine.load(_rewound(archive))
 
     def _present(self, layers: Sequence[str]) -> int:
@@ -95,13 +110,13 @@ class Loader:
 
 
 def write_archive(
-    name: str, layers: Sequence[str], tars: Sequence[IO[bytes]], present: int, out: IO[bytes]
+    name: str, layers: Sequence[str], tars: Sequence[IO[bytes]], present: int, store: str, out: IO[bytes]
 ) -> None:
     """The archive of an image with these layers (digests of their uncompressed tars), lowest first.
 
     `tars` are the layers' files, plain or gzip; those of the first `present` layers are left out.
     """
-    config = documents.write_config(tuple(layers), {}, {}, "/")
+    config = documents.write_config(tuple(layers), {}, {STORE: store}, "/")
     files = [f"{layer.removeprefix('sha256:')}.tar" for layer in layers]
     config_name = f"{documents.digest_of(config).removeprefix('sha256:')}.json"
     saved: list[dict[str, Any]] = [{"Config": config_name, "RepoTags": [name], "Layers": files}]

@@ -50,7 +50,7 @@ class PrivateEngine:
         self.folder = folder.absolute()
         self._seen = OPEN_PLACE if self._remap else f"{self.folder}/open"
         self.url = f"unix://{self.folder}/docker.sock"
-        self._group = f"posttrain-engine-{os.getpid()}-{time.monotonic_ns()}"
+        self.group = f"posttrain-engine-{os.getpid()}-{time.monotonic_ns()}"
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
@@ -76,8 +76,8 @@ class PrivateEngine:
                  *([] if self._bridge else ["--bridge", "none"]),
                  *([f"--userns-remap={NOBODY}:{NOBODY}"] if self._remap else []),
                  "--iptables=false", "--ip6tables=false", "--ip-forward=false", "--log-level", "warn",
-                 "--exec-opt", "native.cgroupdriver=cgroupfs", "--cgroup-parent", f"/{self._group}",
-                 "--containerd-namespace", self._group],
+                 "--exec-opt", "native.cgroupdriver=cgroupfs", "--cgroup-parent", f"/{self.group}",
+                 "--containerd-namespace", self.group],
                 cwd=self.folder, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
                 preexec_fn=self._prepare,
             )  # fmt: skip
@@ -132,7 +132,7 @@ class PrivateEngine:
         self._process = None
         with contextlib.suppress(OSError, ValueError):  # left behind only by an engine that was killed
             os.kill(int((self.folder / "exec/containerd/containerd.pid").read_text()), signal.SIGKILL)
-        for group in Path("/sys/fs/cgroup").glob(f"**/{self._group}"):
+        for group in Path("/sys/fs/cgroup").glob(f"**/{self.group}"):
             with contextlib.suppress(OSError):
                 group.rmdir()
 

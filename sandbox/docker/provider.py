@@ -266,16 +266,32 @@ class DockerProvider(SandboxProvider):
         ]
 
     async def reap(self, owner: str) -> int:
-        """Remove ended containers of this owner for which no client answers; returns how many."""
+        """Remove this owner's containers for which no client answers, unless they live on their lease.
+
+        Images that the store has collected leave the engine too. Returns how many sandboxes.
+        """
         count = 0
         for found in await self.engine.labelled({f"{LABEL}.owner": owner}):
             place = _place(found["Labels"])
             gone = place.is_orphan() or not place.folder.exists()
-            if found["State"] != "running" and gone:
+            mortal = found["Labels"].get(f"{LABEL}.lease") == "" and place.is_orphan()
+            if gone and (found["State"] != "running" or mortal):
                 await self.engine.remove(found["Id"])
                 place.remove()
                 count += 1
+        await self._sweep()
+        await self._loader.collect()
         return count
+
+    async def _sweep(self) -> None:
+        """Remove folders of clients that were killed before or after they had a container."""
+        folders = [Place(self.images.root, path.name) for path in (self.images.root / "docker").glob("*")]
+        orphans = [place for place in folders if place.is_orphan()]
+        found = await self.engine.labelled({f"{LABEL}.store": str(self.images.root)}) if orphans else []
+        alive = {each["Labels"][f"{LABEL}.id"] for each in found}
+        for place in orphans:
+            if place.folder.name not in alive:
+                place.remove()
 
     async def close(self) -> None:
         """Close this client's sandboxes and the connection to the engine; idempotent."""

@@ -120,6 +120,7 @@ def for_engine(
             f"{LABEL}.image": spec.image,
             f"{LABEL}.store": store,
             f"{LABEL}.created": repr(time.time()),
+            f"{LABEL}.lease": "" if spec.lease_s is None else repr(spec.lease_s),
         },
     }
 

@@ -19,5 +19,6 @@ def variables(policy: NetworkPolicy, port: int = PORT) -> dict[str, str]:
         found[name] = here
     if policy.index_before is not None:
         found |= dict.fromkeys(("PIP_INDEX_URL", "UV_DEFAULT_INDEX"), f"{here}/simple/")
+        found["npm_config_registry"] = f"{here}/npm/"
         found["PIP_DISABLE_PIP_VERSION_CHECK"] = "1"
     return found

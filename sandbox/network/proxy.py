@@ -260,7 +260,8 @@ class Proxy:
             raise self._refuse(request.path[:300], "this sandbox has no package index", HTTPStatus.NOT_FOUND)
         if request.method not in ("GET", "HEAD"):
             raise _Refused(HTTPStatus.METHOD_NOT_ALLOWED, "a package index is only read")
-        reply = await self._index.get(request.path, request.header("accept"))
+        origin = f"http://127.0.0.1:{writer.get_extra_info('sockname')[1]}"
+        reply = await self._index.get(request.path, request.header("accept"), origin)
         body = reply.body
         said = None if reply.status == HTTPStatus.OK or isinstance(body, Path) else body.decode().strip()
         self.attempts.append(Attempt(time.time(), request.path[:300], said))

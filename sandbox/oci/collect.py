@@ -171,6 +171,7 @@ class _Collection:
                 continue
             if self._is_stray(path) or (digest not in needed and self._is_old(path)):
                 self._remove(path)
+        self._caches()
         layers = 0
         for folder in ("layers", "base", "erofs", "lower"):
             for path in [*(self._store.root / folder).iterdir()]:
@@ -180,6 +181,18 @@ class _Collection:
                     layers += 1
                     self._remove(path)
         return Collected(images=len(gone), layers=layers, bytes=self._bytes, kept=kept)
+
+    def _caches(self) -> None:
+        """What can be had again: files of package indexes that nobody asked for lately, and the memory of
+        steps whose image is gone."""
+        index = self._store.root / "index"
+        for path in [*index.iterdir()] if index.is_dir() else []:
+            if self._is_old(path):
+                self._remove(path)
+        for path in [*(self._store.root / "steps").iterdir()]:
+            image = _record(path).get("image", "")
+            if self._is_old(path) and not (image and self._store.exists(image)):
+                self._remove(path)
 
     def _is_old(self, path: Path) -> bool:
         try:

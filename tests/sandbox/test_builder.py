@@ -143,17 +143,18 @@ async def test_debian_python_and_node_twice_the_same(tmp_path: Path) -> None:
 
 
 @pytest.mark.services
+@pytest.mark.timeout(600)
 async def test_python_and_node_on_the_host_s_base_twice_the_same(tmp_path: Path) -> None:
     digests: set[str] = set()
     for number in range(2):
         async with NamespaceProvider(tmp_path / f"store{number}") as provider:
-            wanted = Recipe(
-                python=("more-itertools",), node=("is-number@7.0.0",), index_before=date(2024, 5, 1)
-            )
-            made = await build(wanted, provider.images, provider)
-            digests.add(made.digest)
+            dated = Recipe(python=("more-itertools",), index_before=date(2024, 5, 1))
+            below = await build(dated, provider.images, provider)
+            assert "more-itertools==10.2.0" in below.lock["python"]
+            further = Recipe(base=below.digest, node=("is-number@7.0.0",))
+            made = await build(further, provider.images, provider)
             assert made.lock["node"] == ("is-number@7.0.0",)
-            assert "more-itertools==10.2.0" in made.lock["python"]
+            digests.add(made.digest)
             async with await provider.create(SandboxSpec(image=made.digest)) as box:
                 script = "python -c 'import more_itertools' && node -e \"require('is-number')\""
                 result = await box.exec(script)

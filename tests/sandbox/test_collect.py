@@ -63,6 +63,21 @@ def test_names_leases_and_the_caller_hold_images(tmp_path: Path) -> None:
     assert whole(store, again["a"])
 
 
+def test_caches_go_when_nobody_uses_them(tmp_path: Path) -> None:
+    store = ImageStore(tmp_path / "store")
+    held = family(store, tmp_path, "a")["a"]
+    (store.root / "index").mkdir()
+    for name in ("old", "young"):
+        (store.root / "index" / name).write_bytes(b"wheel")
+    os.utime(store.root / "index/old", (1, 1))
+    for name, image in (("kept", held), ("gone", "sha256:" + "0" * 64)):
+        (store.root / "steps" / f"{name}.json").write_text(f'{{"image": "{image}"}}')
+        os.utime(store.root / "steps" / f"{name}.json", (1, 1))
+    collect.collect(store, keep={held}, grace_s=60)
+    assert [path.name for path in (store.root / "index").iterdir()] == ["young"]
+    assert [path.name for path in (store.root / "steps").iterdir()] == ["kept.json"]
+
+
 def test_a_running_sandbox_and_a_lease_that_ran_out(tmp_path: Path) -> None:
     store = ImageStore(tmp_path / "store")
     made = family(store, tmp_path, "ab")

@@ -7,6 +7,7 @@ import contextlib
 import io
 import json
 import os
+import random
 import re
 import shutil
 import signal
@@ -33,6 +34,7 @@ from sandbox.base import (
 )
 from sandbox.docker import DockerProvider
 from sandbox.docker.images import reference
+from sandbox.docker.places import Place
 from sandbox.docker.private import PrivateEngine
 from sandbox.network import proxy
 from sandbox.node.contained import PLACE
@@ -48,6 +50,7 @@ from sandbox.docker import DockerProvider
 async def main(store, url, lease):
     provider = DockerProvider(Path(store), url=url)
     spec = SandboxSpec(image=provider.images.host_base(), owner="killed", lease_s=float(lease) or None)
+    print("making", flush=True)
     box = await provider.create(spec)
     await box.write("kept", b"kept\\n")
     await box.exec("setsid sleep 320 >/dev/null 2>&1 &")
@@ -56,6 +59,14 @@ async def main(store, url, lease):
 
 asyncio.run(main(*sys.argv[1:]))
 """
+
+
+WHERE_IDS_MATTER = [
+    each.title()
+    for each in check.checks()
+    if each.run.__module__.rpartition(".")[2] in ("containment", "files", "harm", "limits", "transfers")
+]
+"""The checks that an engine with remapped ids could break; one as it comes gets all of them."""
 
 
 @pytest.fixture(scope="module", params=["remapped", "plain"])
@@ -83,11 +94,19 @@ def containers(provider: DockerProvider, owner: str) -> list[dict[str, Any]]:
     return provider.engine.api.containers(all=True, filters={"label": f"posttrain.owner={owner}"})
 
 
-def killed_client(store: Path, engine: PrivateEngine, lease: float) -> str:
-    """The id of a sandbox whose client was killed with -9 just after it made it."""
+def client_of(store: Path, engine: PrivateEngine, lease: float) -> subprocess.Popen[str]:
+    """Another client, which is just about to make a sandbox."""
     client = subprocess.Popen(
         [sys.executable, "-c", CLIENT, str(store), engine.url, str(lease)], stdout=subprocess.PIPE, text=True
     )
+    assert client.stdout is not None
+    assert client.stdout.readline() == "making\n"
+    return client
+
+
+def killed_client(store: Path, engine: PrivateEngine, lease: float) -> str:
+    """The id of a sandbox whose client was killed with -9 just after it made it."""
+    client = client_of(store, engine, lease)
     assert client.stdout is not None
     with client.stdout:
         id = client.stdout.readline().strip()
@@ -97,20 +116,42 @@ def killed_client(store: Path, engine: PrivateEngine, lease: float) -> str:
     return id
 
 
-@pytest.mark.parametrize("name", [each.title() for each in check.checks()])
+@pytest.mark.parametrize("engine", ["remapped"], indirect=True)
+@pytest.mark.parametrize("name", WHERE_IDS_MATTER)
 async def test_conformance(provider: DockerProvider, name: str) -> None:
     settings = {"url": provider.engine.url}
     (result,) = await check.run(provider, provider.images.host_base(), [name], settings=settings)
     assert result.status != "failed", result.detail
 
 
+@pytest.mark.parametrize("engine", ["remapped"], indirect=True)
 @pytest.mark.parametrize("name", [attempt.name for attempt in escapes.attempts()])
 async def test_nothing_escapes(provider: DockerProvider, name: str) -> None:
     results = await escapes.run(provider, provider.images.host_base(), [name])
     assert [result for result in results if result.status != "contained"] == []
 
 
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("engine", ["plain"], indirect=True)
+@pytest.mark.parametrize("command", ["check", "escape"])
+def test_the_command_proves_an_engine_as_it_comes(
+    engine: PrivateEngine, tmp_path: Path, command: str
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "console", "sandbox", command, "docker", "--json"],
+        env={**os.environ, "DOCKER_HOST": engine.url, "POSTTRAIN_HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = json.loads(done.stdout)
+    results = found["checks"] if command == "check" else found
+    assert {result["status"] for result in results} <= {"passed", "contained", "not applicable"}
+    assert len(results) >= (60 if command == "check" else 80)
+
+
 async def test_nothing_is_left(provider: DockerProvider, store: Path) -> None:
+    await provider.reap("check-mortal")
     async with await provider.create(small(provider, owner="left")):
         assert len(containers(provider, "left")) == 1
     assert containers(provider, "left") == []
@@ -156,6 +197,20 @@ async def test_an_image_that_the_engine_lost_is_loaded_again(provider: DockerPro
         assert (await box.exec("echo on")).stdout == b"on\n"
 
 
+async def test_collected_images_leave_the_engine(provider: DockerProvider) -> None:
+    async with await provider.create(small(provider)) as box:
+        await box.exec("echo collected > file")
+        image = await box.snapshot()
+    async with await provider.create(small(provider, image=image)):
+        pass
+    await provider.reap("nobody")
+    assert provider.engine.has_image(reference(image))
+    (provider.images.blobs.path(image)).unlink()
+    await provider.reap("nobody")
+    assert not provider.engine.has_image(reference(image))
+    assert provider.engine.has_image(reference(provider.images.host_base()))
+
+
 async def test_others_are_never_touched(provider: DockerProvider) -> None:
     api = provider.engine.api
     empty = io.BytesIO()
@@ -191,6 +246,12 @@ async def test_a_sandbox_ends_with_its_killed_client(
     assert await provider.reap("killed") == 1
     assert containers(provider, "killed") == []
     assert not (store / "docker" / id).exists()
+    abandoned = Place(store, "abandoned")  # by a client that was killed before it had a container
+    abandoned.make().close()
+    assert not abandoned.is_orphan()
+    abandoned.unlock()
+    assert await provider.reap("another") == 0
+    assert not abandoned.folder.exists()
 
 
 async def test_a_lease_outlives_the_client(
@@ -209,6 +270,30 @@ async def test_a_lease_outlives_the_client(
             await guest.close()
         assert (await box.exec("cat kept")).stdout == b"kept\n", "a guest's close ended the sandbox"
     assert containers(provider, "killed") == []
+
+
+async def test_clients_killed_at_any_instant_leave_nothing(
+    provider: DockerProvider, store: Path, engine: PrivateEngine
+) -> None:
+    """Also half made containers, their folders and control groups go."""
+    chance = random.Random(7)
+    async with await provider.create(small(provider, owner="spared")) as spared:
+        for _ in range(3):
+            clients = [client_of(store, engine, 0) for _ in range(3)]
+            for client in clients:
+                await asyncio.sleep(chance.uniform(0, 0.5))
+                client.kill()
+                client.wait()
+                assert client.stdout is not None
+                client.stdout.close()
+        async with asyncio.timeout(30):
+            while containers(provider, "killed"):
+                await provider.reap("killed")
+                await asyncio.sleep(0.1)
+        assert (await spared.exec("echo on")).stdout == b"on\n"
+        assert [path.name for path in (store / "docker").iterdir()] == [spared.id]
+    groups = [path for path in Path("/sys/fs/cgroup").glob(f"**/{engine.group}/*") if path.is_dir()]
+    assert groups == [], "control groups are left"
 
 
 async def test_a_lease_runs_out(provider: DockerProvider, store: Path, engine: PrivateEngine) -> None:

@@ -14,7 +14,8 @@ from typing import IO, Any
 
 import pytest
 
-from sandbox.network.index import HTML, JSON, PackageIndex
+from sandbox.network.index import PackageIndex
+from sandbox.network.pypi import HTML, JSON
 
 CUT = date(2024, 5, 1)
 OLD, NEW = b"old wheel", b"new wheel"

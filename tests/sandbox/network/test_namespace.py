@@ -160,6 +160,7 @@ def trusted() -> tuple[str, ...]:
 
 
 @pytest.mark.services
+@pytest.mark.timeout(600)
 async def test_pip_installs_what_the_day_had_and_nothing_newer(store: Path) -> None:
     """A real pip against the real index, from inside: the newest release before the day, never the package
     under repair, and no other way to either."""
