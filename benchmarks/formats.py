@@ -16,6 +16,7 @@ import asyncio
 import base64
 import json
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -316,6 +317,12 @@ def faults(result: dict[str, Any]) -> list[str]:
     return found
 
 
+def machine() -> str:
+    """Cores, memory and kernel."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / (1 << 30)
+    return f"{os.cpu_count()} cores, {memory:.0f} GiB, kernel {platform.release()}"
+
+
 def main() -> None:
     style = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=style)
@@ -333,6 +340,7 @@ def main() -> None:
     for name, key in (("swebench5", "reports"), ("harbor", "instructions")):
         result.get(name, {}).pop(key, None)
     result["skipped"] = args.skip
+    result["machine"] = machine()
     for name, value in result.items():
         print(f"{name:16} {json.dumps(value)[:200]}")
     args.json.parent.mkdir(parents=True, exist_ok=True)
