@@ -31,6 +31,7 @@ from sandbox.kubernetes.execstream import ExecStream
 from sandbox.kubernetes.handle import KubernetesSandbox, Recorder
 from sandbox.kubernetes.link import Link
 from sandbox.kubernetes.manifests import GROUP
+from sandbox.kubernetes.official import require
 from sandbox.kubernetes.podwatch import PodWatch
 from sandbox.kubernetes.settings import load
 from sandbox.log import SandboxLog
@@ -48,6 +49,7 @@ class KubernetesProvider(SandboxProvider):
     name = "kubernetes"
 
     def __init__(self, store: Path | ImageStore | None = None, **settings: Any) -> None:
+        require()
         self.images = store if isinstance(store, ImageStore) else ImageStore(store or default_store())
         self.settings = load(settings)
         self.ways = Ways(self.images.root / "index", self.settings.trusted_networks, self.settings.index_url)
