@@ -125,7 +125,10 @@ async def beside_docker(
 
     peers = _peers.Peers(folder)
     peers.prepare()
-    with tempfile.TemporaryDirectory(dir="/tmp") as place, PrivateEngine(Path(place), bridge=True) as engine:
+    with (
+        tempfile.TemporaryDirectory(dir="/tmp") as place,
+        PrivateEngine(Path(place), bridge=True, remap=False) as engine,
+    ):
         peers.load(engine)
         async with DockerProvider(provider.images, url=engine.url) as ours:
             with peers.tar.open("rb") as tar:
@@ -161,8 +164,9 @@ async def measure(samples: int, alive: int, docker: Path | None) -> dict[str, An
             found["unenforced"] = list(provider.capabilities().unenforced)
     found["samples"] = samples
     found["load"] = os.getloadavg()[0]
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / (1 << 30)
     found["cores"] = os.cpu_count()
-    found["kernel"] = os.uname().release.split("-")[0]
+    found["machine"] = f"{os.cpu_count()} cores, {memory:.0f} GiB, kernel {os.uname().release.split('-')[0]}"
     return found
 
 

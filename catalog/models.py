@@ -362,7 +362,9 @@ class Trajectory(Record):
     config_epoch: int = 0
     cost_s: float = 0.0
     patch: str | None = None
-    """Base64 of the git diff that was graded; None where the agent left none or its actions say it."""
+    """Base64 of the git diff that was graded; None where the agent left none."""
+    submitted: dict[str, str] = {}
+    """Whole files that were graded instead: path -> blob."""
     foreign: dict[str, Any] = {}
     """For an imported trajectory: `format`, and the `document` as it was read."""
 

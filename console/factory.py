@@ -86,7 +86,15 @@ def audit(
         raise UserError("Name tasks to audit, or give --all.")
     if format is not None:
         from console.exchange import import_document
+        from envfactory.folders import strangers
 
+        if format == "harbor" and (folders := strangers(Path(ids[0]))):
+            if image is None:
+                raise UserError("Name the image that the folder's Dockerfile builds: --image sha256:...")
+            reports = asyncio.run(_audit_folders(session, folders, image, repo))
+            return session.emit(
+                [report.model_dump(mode="json") for report in reports], lambda: _print_folders(reports)
+            )
         entered = asyncio.run(import_document(session, Path(ids[0]), format, repo=repo, image=image))
         ids = tuple(one.task.id for one in entered)
     reports = asyncio.run(_audit(session, ids))
@@ -146,6 +154,49 @@ async def _audit(session: Session, ids: tuple[str, ...]) -> list[QualityReport]:
             bad = sum(report.rejected_by is not None for report in reports)
             stage.result(f"{len(reports) - bad} of {len(reports)} tasks pass")
     return reports
+
+
+async def _audit_folders(
+    session: Session, folders: list[Path], image: str, repo: str | None
+) -> list[QualityReport]:
+    """Judge strangers' Harbor folders. They enter no catalog: what their tests are is not known."""
+    from catalog.errors import UserError
+    from catalog.store import default_home
+    from envfactory.folders import audit_folder
+    from envfactory.sanitize import clean
+    from envfactory.sources import open_source
+    from envfactory.sources.base import Limits
+    from sandbox.base import provider
+    from sandbox.images import ImageStore
+
+    store = session.store()
+    if not ImageStore(store).exists(image):
+        raise UserError(f"No image {image} is in {store}: build or import it first.")
+    sandboxes = provider(store=store)
+    reports: list[QualityReport] = []
+    try:
+        files = None
+        if repo is not None:
+            history = open_source(repo, Limits(commits=1)).fetch(session.home or default_home())
+            files = clean(history.tree(history.newest))
+        with Stages(file=session.log) as stages, stages.stage("Audit", total=len(folders)) as stage:
+            for folder in folders:
+                stage.note(folder.name)
+                reports.append(await audit_folder(folder, sandboxes, image, files))
+                stage.advance()
+    finally:
+        await sandboxes.close()
+    return reports
+
+
+def _print_folders(reports: list[QualityReport]) -> None:
+    marks = {True: "passed", False: "failed", None: "not judged"}
+    rows = [
+        (report.task_id, gate.name, marks[gate.passed], gate.evidence)
+        for report in reports
+        for gate in report.gates
+    ]
+    print_table(("task", "gate", "verdict", "evidence"), rows, empty="")
 
 
 def _words(value: Any) -> str:

@@ -61,7 +61,7 @@ async def _regrade(session: Session, folder: Path, fresh: bool) -> tuple[list[Re
     trajectories = [Trajectory.model_validate(line) for line in read_lines(source)]
     async with open_workshop(session) as workshop:
         catalog = workshop.catalog
-        change = Leftovers(workshop.grader, workshop.provider, catalog.blobs, catalog.find_candidates)
+        change = Leftovers(workshop.grader, workshop.provider, catalog.blobs)
         with held(folder), JsonLines(folder / "regrade.jsonl") as log, Stages(file=session.log) as stages:
             with stages.stage("Regrade", total=len(trajectories)) as stage:
                 unsettled: list[Regraded] = []

@@ -16,9 +16,8 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any, Literal, Protocol
 
 from catalog.jsonl import JsonLines, read_lines
-from catalog.models import CandidateSet, Record, Task, Trajectory, Verdict
+from catalog.models import Record, Task, Trajectory, Verdict
 from rollout.agents.bash import AgentDestroyedSandbox, BashConfig, Workspace
-from rollout.agents.choice_prompt import parse_action
 from rollout.agents.repair_choice import ReadBlobs
 from rollout.session import ToolReply
 from sandbox.base import SandboxError, SandboxProvider
@@ -59,10 +58,8 @@ class Leftovers:
         grader: Grader,
         provider: SandboxProvider,
         blobs: ReadBlobs,
-        candidates: Callable[[str], CandidateSet | None],
     ) -> None:
-        self._grader, self._provider = grader, provider
-        self._blobs, self._candidates = blobs, candidates
+        self._grader, self._provider, self._blobs = grader, provider, blobs
 
     async def __call__(self, trajectory: Trajectory, task: Task, *, fresh: bool) -> Verdict | None:
         """See `Change`. Raises SandboxError when commands cannot be run again."""
@@ -70,23 +67,14 @@ class Leftovers:
             return trajectory.verdict
         if trajectory.patch is not None:
             return await self._grader.grade(task, base64.b64decode(trajectory.patch), fresh=fresh)
+        if trajectory.submitted:
+            files = {path: self._blobs.get(ref) for path, ref in trajectory.submitted.items()}
+            return await self._grader.grade_files(task, files, fresh=fresh)
         if trajectory.agent == "repair-choice":
-            return await self._choice(trajectory, task, fresh)
+            return trajectory.verdict  # it never submitted: no verifier takes part
         if trajectory.agent == "bash" and trajectory.failure is None:
             return await self._replay(trajectory, task, fresh)
         return None
-
-    async def _choice(self, trajectory: Trajectory, task: Task, fresh: bool) -> Verdict | None:
-        choices = self._candidates(task.id)
-        last = next((turn for turn in reversed(trajectory.turns) if turn.role == "assistant"), None)
-        if choices is None or last is None:
-            return None
-        action = parse_action(last.text, len(choices.candidates))
-        if action is None or action.kind != "submit":
-            return trajectory.verdict  # it never submitted: no verifier takes part
-        chosen = choices.candidates[action.choice - 1]
-        files = {chosen.path: self._blobs.get(chosen.content)}
-        return await self._grader.grade_files(task, files, fresh=fresh)
 
     async def _replay(self, trajectory: Trajectory, task: Task, fresh: bool) -> Verdict:
         workspace = Workspace(self._provider, task, BashConfig(), "regrade")

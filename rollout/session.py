@@ -10,7 +10,7 @@ be a pure function of what the session and its tools gave it.
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -313,6 +313,7 @@ class Session:
         failure: Failure | None = None,
         repercussion: bool = False,
         patch: str | None = None,
+        submitted: Mapping[str, str] | None = None,
     ) -> Trajectory:
         """The record of this sample as it stands."""
         places = range(len(self._ids))
@@ -343,6 +344,7 @@ class Session:
             config_epoch=self.spec.epoch,
             cost_s=time.monotonic() - self._started,
             patch=patch,
+            submitted=dict(submitted or {}),
         )
 
 

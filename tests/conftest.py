@@ -14,6 +14,7 @@ IMPOSSIBLE = (
     "inside a chroot no second one can be set up",
     "this host forbids user namespaces to ordinary users",
     "this kernel mounts no files as EROFS, or not for this user",
+    "no Python 3.12 or newer is on this machine",
 )
 """Reasons that no installation on the machine can remove. Each is printed."""
 

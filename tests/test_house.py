@@ -65,7 +65,7 @@ def test_the_light_rooms_import_without_torch() -> None:
         "import importlib, sys\n"
         "class NoTorch:\n"
         "    def find_spec(self, name, path=None, target=None):\n"
-        "        if name.partition('.')[0] in ('torch', 'transformers'):\n"
+        "        if name.partition('.')[0] in ('torch', 'transformers', 'docker', 'kubernetes', 'aiohttp'):\n"
         "            raise ImportError(f'{name} was imported')\n"
         "sys.meta_path.insert(0, NoTorch())\n"
         "for name in sys.argv[1:]:\n"

@@ -68,7 +68,7 @@ class DemoConfig(BaseModel):
         micro_tokens=4096,
         call_tokens={"try": 8.0},
         effort=EffortConfig(efforts=EFFORTS, k0=0.3, length_norm=64.0, cap=0.3),
-        optimizer=OptimizerConfig(kind="adamw", lr=3e-4, weight_decay=0.0),
+        optimizer=OptimizerConfig(kind="adamw", lr=1e-4, weight_decay=0.0),
     )
     service: ServiceConfig = ServiceConfig(
         in_flight=96, batch_prompts=8, samples=4, efforts=EFFORTS, max_staleness=2

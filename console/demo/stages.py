@@ -68,9 +68,14 @@ async def make_tasks(bench: Bench, stage: Stage) -> Synthesis:
 
 
 def agent(bench: Bench, grader: Grader, *, fresh: bool) -> RepairChoice:
-    """The `repair-choice` agent; `fresh` for evaluation, where nothing comes from a cache."""
+    """The `repair-choice` agent; `fresh` for evaluation, where nothing comes from a cache.
+
+    In training a task shows its candidates in another order each time, in evaluation always in its own.
+    """
     visible = GraderVisibleTests(grader, cache=not fresh)
-    return RepairChoice(bench.sets.__getitem__, bench.catalog.blobs, visible, grader, fresh=fresh)
+    return RepairChoice(
+        bench.sets.__getitem__, bench.catalog.blobs, visible, grader, fresh=fresh, reshuffle=not fresh
+    )
 
 
 def grader(bench: Bench) -> Grader:

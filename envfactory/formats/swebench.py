@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -74,8 +75,7 @@ def to_row(
         "hints_text": before.pop("hints_text", ""),
         "created_at": parcel.created,
         "version": parcel.version,
-        "FAIL_TO_PASS": list(parcel.fail_to_pass),
-        "PASS_TO_PASS": list(parcel.pass_to_pass),
+        **readable(parcel, format),
         "environment_setup_commit": before.pop("environment_setup_commit", parcel.commit),
     }
     others = tuple(one for one in parcel.foreign if one.format != format)
@@ -83,6 +83,8 @@ def to_row(
     made = {key: value for key, value in (derived or {}).items() if key not in before}
     if made:
         ours["derived"] = {key: digest_json(value) for key, value in made.items()}
+    if full := full_lists(parcel, format):
+        ours["tests"] = full
     if len(ours) > 1:
         row[FIELD] = json.dumps(ours, ensure_ascii=False)
     return row | made | before
@@ -90,7 +92,9 @@ def to_row(
 
 def from_row(row: Fields, format: str) -> Parcel:
     """A parcel from such a row; columns that it does not know stay with the task. Raises FormatError."""
-    fail_to_pass, pass_to_pass = row.texts("FAIL_TO_PASS"), row.texts("PASS_TO_PASS", default=())
+    ours = row.object(FIELD) if row.get(FIELD) is not None else None
+    lists = {"FAIL_TO_PASS": row.texts("FAIL_TO_PASS"), "PASS_TO_PASS": row.texts("PASS_TO_PASS", default=())}
+    fail_to_pass, pass_to_pass = restored(lists, ours, format)
     if not fail_to_pass:
         raise FormatError(f"{row.place}: FAIL_TO_PASS is empty, so that doing nothing would solve the task")
     if both := set(fail_to_pass) & set(pass_to_pass):
@@ -107,7 +111,6 @@ def from_row(row: Fields, format: str) -> Parcel:
         version=row.text("version", ""),
         created=row.text("created_at", ""),
     )
-    ours = row.object(FIELD) if row.get(FIELD) is not None else None
     derived = ours.object("derived").value if ours else {}
     said = {key: value for key, value in row.rest().items() if not _is(value, derived.get(key))}
     kept = {"instance_id": parcel.id}
@@ -132,11 +135,62 @@ def _is(value: object, digest: object) -> bool:
     return any(digest_json(one) == digest for one in texts)
 
 
-def misread(parcel: Parcel) -> list[str]:
-    """Ids that a harness which reads printed lines takes for others: blanks, ` - `, control characters."""
-    listed = (*parcel.fail_to_pass, *parcel.pass_to_pass)
-    odd = [id for id in listed if " - " in id or " ".join(id.split()) != id or not id.isprintable()]
-    return [f"{parcel.id}: {len(odd)} test ids that printed lines do not keep, as {odd[0]!r}"] if odd else []
+def misread(parcel: Parcel, format: str = name) -> list[str]:
+    """Ids that a harness which reads printed lines takes for others, and what is done about them."""
+    odd = [id for id in (*parcel.fail_to_pass, *parcel.pass_to_pass) if is_odd(id, format)]
+    if not odd:
+        return []
+    left = "left out of" if full_lists(parcel, format) else "in"
+    return [
+        f"{parcel.id}: {len(odd)} test ids that printed lines do not keep, {left} the lists, as {odd[0]!r}"
+    ]
+
+
+def is_odd(id: str, format: str) -> bool:
+    """Whether the harness's parser of printed lines loses something of a test id.
+
+    That of swebench 5 collapses blanks and cuts at ` - `; those before it, and their descendants, cut at the
+    first blank.
+    """
+    kept = (
+        " ".join(id.split()) == id and " - " not in id
+        if format == "swebench-v5"
+        else not re.search(r"\s", id)
+    )
+    return not kept or not id.isprintable()
+
+
+def full_lists(parcel: Parcel, format: str) -> dict[str, list[str]]:
+    """Both lists of a task of ours, if a harness can do without the odd ones; else empty.
+
+    With them its own gold would not count as resolved. A stranger's lists stay as they are.
+    """
+    lists = {"FAIL_TO_PASS": list(parcel.fail_to_pass), "PASS_TO_PASS": list(parcel.pass_to_pass)}
+    odd = {key: [is_odd(id, format) for id in ids] for key, ids in lists.items()}
+    if parcel.task is None or not any(map(any, odd.values())) or all(odd["FAIL_TO_PASS"]):
+        return {}
+    return lists
+
+
+def readable(parcel: Parcel, format: str) -> dict[str, list[str]]:
+    """The lists as a harness is given them."""
+    lists = {"FAIL_TO_PASS": list(parcel.fail_to_pass), "PASS_TO_PASS": list(parcel.pass_to_pass)}
+    if not full_lists(parcel, format):
+        return lists
+    return {key: [id for id in ids if not is_odd(id, format)] for key, ids in lists.items()}
+
+
+def restored(
+    lists: dict[str, tuple[str, ...]], ours: Fields | None, format: str
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Fail-to-pass and pass-to-pass, with what `readable` left out, unless somebody changed them since."""
+    full = ours.object("tests") if ours else None
+    if full is not None and full.value:
+        whole = {key: full.texts(key) for key in lists}
+        shown = {key: tuple(id for id in ids if not is_odd(id, format)) for key, ids in whole.items()}
+        if shown == lists:
+            lists = whole
+    return lists["FAIL_TO_PASS"], lists["PASS_TO_PASS"]
 
 
 def container(id: str) -> str:

@@ -34,7 +34,8 @@ from envfactory.formats.recipes import (
     write_files,
 )
 from envfactory.formats.rows import SUFFIXES, read_rows, write_rows
-from envfactory.formats.swebench import container, from_row, misread, missing, to_row
+from envfactory.formats.swebench import container, from_row, missing, to_row
+from envfactory.formats.swebench import misread as misread_by
 from envfactory.trees import File
 from verifiers.patches import touched
 
@@ -72,6 +73,11 @@ def write(parcels: Iterable[Parcel], path: Path) -> int:
         config = {"datasets": [DATASET], "splits": sorted(splits) or ["test"]}
         write_files({"sweb.yaml": _yaml(config)}, folder / ".")
     return count
+
+
+def misread(parcel: Parcel) -> list[str]:
+    """Test ids that its parser loses something of."""
+    return misread_by(parcel, name)
 
 
 def v5_row(parcel: Parcel, *, workspace: bool = True) -> dict[str, Any]:

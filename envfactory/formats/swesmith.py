@@ -18,7 +18,7 @@ from envfactory.formats.base import FIELD, Foreign, Parcel, extend, extended, no
 from envfactory.formats.fields import Fields, FormatError, text_of
 from envfactory.formats.reverse import reverse
 from envfactory.formats.rows import read_rows, write_rows
-from envfactory.formats.swebench import misread, missing
+from envfactory.formats.swebench import full_lists, misread, missing, readable, restored
 
 __all__ = ["misread", "missing", "name", "read", "summary", "write"]
 
@@ -59,8 +59,7 @@ def _row(parcel: Parcel) -> dict[str, Any]:
     row: dict[str, Any] = {
         "instance_id": before.pop("instance_id", instance_id(parcel)),
         "patch": text_of(bug, f"the patch of {parcel.id}", name),
-        "FAIL_TO_PASS": list(parcel.fail_to_pass),
-        "PASS_TO_PASS": list(parcel.pass_to_pass),
+        **readable(parcel, name),
         "image_name": before.pop("image_name", image_name(parcel)),
         "repo": before.pop("repo", f"swesmith/{parcel.repo.replace('/', '__')}.{parcel.commit[:8]}"),
         "problem_statement": parcel.statement,
@@ -73,6 +72,8 @@ def _row(parcel: Parcel) -> dict[str, Any]:
         }
     others = tuple(one for one in parcel.foreign if one.format != name)
     ours = extend(replace(parcel, foreign=others), natives=("statement", "tests"))
+    if full := full_lists(parcel, name):
+        ours["tests"] = full
     if len(ours) > 1:
         ours["derived"] = {key: digest_json(row[key]) for key in ("instance_id", "image_name", "repo")}
         ours["repo"] = parcel.repo
@@ -81,12 +82,13 @@ def _row(parcel: Parcel) -> dict[str, Any]:
 
 
 def _parcel(row: Fields) -> Parcel:
-    fail_to_pass, pass_to_pass = row.texts("FAIL_TO_PASS"), row.texts("PASS_TO_PASS", default=())
+    ours = row.object(FIELD) if row.get(FIELD) is not None else None
+    lists = {"FAIL_TO_PASS": row.texts("FAIL_TO_PASS"), "PASS_TO_PASS": row.texts("PASS_TO_PASS", default=())}
+    fail_to_pass, pass_to_pass = restored(lists, ours, name)
     if not fail_to_pass:
         raise FormatError(f"{row.place}: FAIL_TO_PASS is empty, so that doing nothing would solve the task")
     id, mirror = row.id("instance_id"), row.text("repo")
     bug = row.text("patch").encode()
-    ours = row.object(FIELD) if row.get(FIELD) is not None else None
     parts = _REPO.fullmatch(mirror)
     parcel = Parcel(
         id=id,

@@ -8,7 +8,8 @@ apart by boundary: a verdict with reward 0 is the policy's doing; an infrastruct
 from __future__ import annotations
 
 import base64
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 from catalog.models import Failure, Task, Trajectory, Verdict
@@ -26,7 +27,9 @@ class Outcome:
     repercussion: bool = False
     """The agent destroyed its own environment; that is its doing, so the verdict has a reward."""
     diff: bytes | None = None
-    """What was graded, for agents whose actions do not say it: it can be graded again."""
+    """What was graded: it can be graded again."""
+    submitted: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Whole files that were graded instead: path -> blob."""
 
 
 @runtime_checkable
@@ -57,9 +60,11 @@ async def attempt(agent: Agent, task: Task, session: Session, *, policy: str) ->
     verdict: Verdict | None = None
     repercussion = False
     patch: str | None = None
+    submitted: dict[str, str] = {}
     try:
         outcome = await agent.run(task, session)
         verdict, repercussion = outcome.verdict, outcome.repercussion
+        submitted = dict(outcome.submitted)
         patch = None if outcome.diff is None else base64.b64encode(outcome.diff).decode()
         failure = verdict.failure
     except RequestError as error:
@@ -79,4 +84,5 @@ async def attempt(agent: Agent, task: Task, session: Session, *, policy: str) ->
         failure=failure,
         repercussion=repercussion,
         patch=patch,
+        submitted=submitted,
     )

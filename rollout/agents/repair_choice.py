@@ -10,6 +10,7 @@ Chance is known exactly (`rollout.statistics`), so that a tiny network can be se
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
@@ -65,6 +66,8 @@ class RepairChoice:
         candidates: the candidate set of a task id; it raises KeyError where there is none.
         blobs: holds the candidates' files.
         fresh: every verdict is made anew (evaluation); otherwise the grader may answer from its cache.
+        reshuffle: show each prompt's candidates in another order, a function of task and prompt number.
+            For training: with one order for ever, a policy learns which number is right in which task.
     """
 
     name = "repair-choice"
@@ -77,34 +80,38 @@ class RepairChoice:
         grader: FileGrader,
         *,
         fresh: bool = False,
+        reshuffle: bool = False,
         max_tries: int = MAX_TRIES,
     ) -> None:
         self._candidates, self._blobs = candidates, blobs
         self._visible, self._grader = visible, grader
-        self.fresh, self._max_tries = fresh, max_tries
+        self.fresh, self._max_tries, self._reshuffle = fresh, max_tries, reshuffle
         self._observed: dict[str, CandidateSet] = {}
 
     async def run(self, task: Task, session: Session) -> Outcome:
         choices = await self._choices(task)
+        shown = list(choices.candidates)
+        if self._reshuffle:
+            random.Random(f"{task.id} {session.spec.prompt}").shuffle(shown)
         await session.say(
             *render_choice(
                 effort=session.effort,
                 test_source=choices.test_source,
                 failure=choices.failure,
-                candidates=choices.candidates,
+                candidates=shown,
                 count=session.count,
             )
         )
         tries = 0
         while True:
             act = await session.act(MAX_ACTION_TOKENS)
-            action = parse_action(act.text, len(choices.candidates)) if act.finish == "stop" else None
+            action = parse_action(act.text, len(shown)) if act.finish == "stop" else None
             if action is None:
                 return _zero(f"not an action: {act.text[:80]!r}")
-            candidate = choices.candidates[action.choice - 1]
+            candidate = shown[action.choice - 1]
             if action.kind == "submit":
-                files = self._files(candidate)
-                return Outcome(await self._grader.grade_files(task, files, fresh=self.fresh))
+                verdict = await self._grader.grade_files(task, self._files(candidate), fresh=self.fresh)
+                return Outcome(verdict, submitted={candidate.path: candidate.content})
             if tries == self._max_tries:
                 return _zero(f"more than {self._max_tries} tries")
             tries += 1

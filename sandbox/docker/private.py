@@ -61,7 +61,7 @@ class PrivateEngine:
         if os.geteuid() != 0:
             raise SandboxUnavailable("only root can start a docker engine: run as root or use a running one")
         self.folder.mkdir(parents=True, exist_ok=True)
-        if len(str(self.folder)) > 70:  # a socket's address holds 107 bytes, and containerd adds 35
+        if len(str(self.folder)) > 65:  # a socket's address holds 107 bytes, and containerd adds 38
             raise SandboxUnavailable(f"the path {self.folder} is too long for a socket: choose a shorter one")
         (self.folder / "open").mkdir(exist_ok=True)
         (self.folder / "open").chmod(0o711)

@@ -35,7 +35,7 @@ from sandbox.docker.handle import DockerSandbox
 from sandbox.docker.images import Loader
 from sandbox.docker.places import Place, readable
 from sandbox.docker.requests import LABEL
-from sandbox.images import ImageStore, default_store
+from sandbox.images import ImageManifest, ImageStore, default_store
 from sandbox.log import SandboxLog
 from sandbox.namespace import gate
 from sandbox.namespace.channel import Channel
@@ -97,31 +97,38 @@ class DockerProvider(SandboxProvider):
         requests.check(spec, self.capabilities())
         id = secrets.token_hex(8)
         self._admit(id, spec)
-        place = Place(self.images.root, id)
-        listener = place.make()
-        self._names[id] = f"{LABEL}-{re.sub(r'[^A-Za-z0-9_.-]', '_', spec.owner)[:40]}-{id}"
-        log = SandboxLog.create(self.images.root, spec, id, backend=self.name)
-        request, mounts = requests.for_init(spec, manifest)
-        options = requests.for_engine(
-            self.engine.api, id, self._names[id], spec, {**mounts, str(place.run): f"{PLACE}/run"},
-            str(self.images.root), apparmor=self._apparmor,
-        )  # fmt: skip
-        starting = asyncio.ensure_future(self._start(spec.image, options))
-        try:
-            await asyncio.shield(starting)
-            channel = await self._boot(id, spec, request, listener)
-        except BaseException as error:
-            log.discard()
-            await asyncio.shield(self._abort(id, place, starting))
-            if isinstance(error, OSError | NotThere):
-                raise SandboxUnavailable(f"cannot start a container: {error}") from error
-            raise
-        finally:
-            listener.close()
-        sandbox = DockerSandbox(self, id, spec, request["handle"]["environment"], channel, log, place)
+        async with contextlib.AsyncExitStack() as undo:
+            undo.callback(self._release, id)
+            sandbox = await self._make(id, spec, manifest, undo)
+            undo.pop_all()
         self._live[id] = sandbox
         await sandbox.open_gate()
         return sandbox
+
+    async def _make(
+        self, id: str, spec: SandboxSpec, manifest: ImageManifest, undo: contextlib.AsyncExitStack
+    ) -> DockerSandbox:
+        """Everything that a failure or a cancellation takes back through `undo`."""
+        place = Place(self.images.root, id)
+        undo.callback(place.remove)
+        listener = place.make()
+        with listener:
+            log = SandboxLog.create(self.images.root, spec, id, backend=self.name)
+            undo.callback(log.discard)
+            self._names[id] = f"{LABEL}-{re.sub(r'[^A-Za-z0-9_.-]', '_', spec.owner)[:40]}-{id}"
+            request, mounts = requests.for_init(spec, manifest)
+            options = requests.for_engine(
+                self.engine.api, id, self._names[id], spec, {**mounts, str(place.run): f"{PLACE}/run"},
+                str(self.images.root), apparmor=self._apparmor,
+            )  # fmt: skip
+            starting = asyncio.ensure_future(self._start(spec.image, options))
+            undo.push_async_callback(lambda: asyncio.shield(self._abort(id, starting)))
+            try:
+                await asyncio.shield(starting)
+                channel = await self._boot(id, spec, request, listener)
+            except (OSError, NotThere) as error:
+                raise SandboxUnavailable(f"cannot start a container: {error}") from error
+        return DockerSandbox(self, id, spec, request["handle"]["environment"], channel, log, place)
 
     def _admit(self, id: str, spec: SandboxSpec) -> None:
         """Promise the sandbox its memory, or raise AdmissionRefused."""
@@ -148,13 +155,11 @@ class DockerProvider(SandboxProvider):
             await self._loader.ensure(image)
             await self.engine.start(options)
 
-    async def _abort(self, id: str, place: Place, starting: asyncio.Future[None]) -> None:
-        with contextlib.suppress(SandboxUnavailable, NotThere):
-            await starting
+    async def _abort(self, id: str, starting: asyncio.Future[None]) -> None:
+        """Remove a container, once it is known whether there is one."""
+        await asyncio.wait([starting])  # raises nothing; whoever waits for `starting` sees its error
         with contextlib.suppress(SandboxUnavailable):
             await self.engine.remove(self._names.pop(id))
-        place.remove()
-        self._release(id)
 
     def _release(self, id: str) -> None:
         memory = self._promised.pop(id, None)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import datetime
 import json
 import secrets
 import time
@@ -26,13 +25,13 @@ from sandbox.base import (
     SandboxUnavailable,
 )
 from sandbox.images import ImageStore, default_store
-from sandbox.kubernetes import errors, manifests, roll
+from sandbox.kubernetes import errors, ground, manifests, roll
 from sandbox.kubernetes.cluster import Cluster
 from sandbox.kubernetes.execstream import ExecStream
 from sandbox.kubernetes.handle import KubernetesSandbox, Recorder
-from sandbox.kubernetes.heartbeat import identity
 from sandbox.kubernetes.link import Link
 from sandbox.kubernetes.manifests import GROUP
+from sandbox.kubernetes.official import require
 from sandbox.kubernetes.podwatch import PodWatch
 from sandbox.kubernetes.settings import load
 from sandbox.log import SandboxLog
@@ -41,7 +40,7 @@ from sandbox.namespace.channel import Channel
 from sandbox.namespace.gate import Ways
 
 CLOSE_SECONDS = 30.0
-MICRO_TIME = "%Y-%m-%dT%H:%M:%S.%fZ"
+POLL_SECONDS = 0.2
 
 
 class KubernetesProvider(SandboxProvider):
@@ -50,6 +49,7 @@ class KubernetesProvider(SandboxProvider):
     name = "kubernetes"
 
     def __init__(self, store: Path | ImageStore | None = None, **settings: Any) -> None:
+        require()
         self.images = store if isinstance(store, ImageStore) else ImageStore(store or default_store())
         self.settings = load(settings)
         self.ways = Ways(self.images.root / "index", self.settings.trusted_networks, self.settings.index_url)
@@ -124,59 +124,15 @@ class KubernetesProvider(SandboxProvider):
                 cluster = Cluster(self.settings)
                 try:
                     await cluster.open()
-                    await self._prepare(cluster)
+                    self._helper = await ground.prepare(cluster, self.client)
                     self.watch = PodWatch(cluster, f"{GROUP}/client={self.client}", self._changed)
                     await self.watch.start()
                 except BaseException:
                     await cluster.close()
                     raise
                 self.cluster = cluster
-                self._heart = asyncio.create_task(self._beat(cluster))
+                self._heart = asyncio.create_task(ground.beat(cluster, self.client))
         return self.cluster
-
-    async def _prepare(self, cluster: Cluster) -> None:
-        map = manifests.config_map()
-        self._helper = map["metadata"]["name"]
-        core, net, namespace = cluster.core, cluster.networking, cluster.namespace
-        await cluster.call(
-            "storing the helper",
-            core.create_namespaced_config_map_without_preload_content,
-            namespace,
-            map,
-            accept=(409,),
-        )
-        for policy in manifests.network_policies():
-            name = policy["metadata"]["name"]
-            made = await cluster.call(
-                "denying network", net.create_namespaced_network_policy_without_preload_content, namespace,
-                policy, accept=(409,),
-            )  # fmt: skip
-            if made is None:  # it is there: make sure that it says what ours does
-                await cluster.call(
-                    "denying network", net.patch_namespaced_network_policy_without_preload_content, name,
-                    namespace, {"spec": policy["spec"]}, _content_type="application/merge-patch+json",
-                )  # fmt: skip
-        await cluster.call(
-            "creating our lease",
-            cluster.coordination.create_namespaced_lease_without_preload_content,
-            namespace,
-            manifests.lease(self.client, identity(), self.settings.heartbeat_s, _now(cluster)),
-            accept=(409,),
-        )
-
-    async def _beat(self, cluster: Cluster) -> None:
-        """Renew our lease; pods of a client whose lease is over may be reaped by anyone of the owner."""
-        while True:
-            await asyncio.sleep(self.settings.heartbeat_s / 4)
-            with contextlib.suppress(SandboxError):
-                await cluster.call(
-                    "renewing our lease",
-                    cluster.coordination.patch_namespaced_lease_without_preload_content,
-                    f"posttrain-{self.client}",
-                    cluster.namespace,
-                    {"spec": {"renewTime": _now(cluster)}},
-                    _content_type="application/merge-patch+json",
-                )
 
     def _changed(self, name: str) -> None:
         """The watch has news of a pod: if that is its end, its commands end now."""
@@ -325,11 +281,16 @@ class KubernetesProvider(SandboxProvider):
         if self.cluster is None or self.watch is None:
             return
         name = manifests.pod_name(id)
-        found = False
-        with contextlib.suppress(SandboxUnavailable):
-            found = await roll.delete(self.cluster, name)
-        if found:
-            await self.watch.until(name, lambda pod: pod is None, CLOSE_SECONDS)
+        watched = name in self.watch.pods
+        with contextlib.suppress(SandboxUnavailable, TimeoutError):
+            if not await roll.delete(self.cluster, name):
+                return
+            if watched:
+                await self.watch.until(name, lambda pod: pod is None, CLOSE_SECONDS)
+                return
+            async with asyncio.timeout(CLOSE_SECONDS):  # one that we inherited is not in our watch
+                while await roll.read(self.cluster, name) is not None:
+                    await asyncio.sleep(POLL_SECONDS)
 
     async def attach(self, id: str) -> KubernetesSandbox:
         """See the contract: ours, or a guest's handle of another client's."""
@@ -389,14 +350,7 @@ class KubernetesProvider(SandboxProvider):
                 await self._heart
         if self.watch is not None:
             await self.watch.close()
-        with contextlib.suppress(SandboxError):
-            await self.cluster.call(
-                "deleting our lease",
-                self.cluster.coordination.delete_namespaced_lease_without_preload_content,
-                f"posttrain-{self.client}",
-                self.cluster.namespace,
-                accept=(404,),
-            )
+        await ground.leave(self.cluster, self.client)
         await self.cluster.close()
         self.cluster = self.watch = self._heart = None
 
@@ -414,8 +368,3 @@ def _verify(facts: Mapping[str, Any], spec: SandboxSpec) -> None:
         raise SandboxUnavailable(
             f"the node gave the pod {limit >> 20} MiB instead of {spec.memory_mb}: look at its settings"
         )
-
-
-def _now(cluster: Cluster) -> str:
-    moment = datetime.datetime.fromtimestamp(time.time() + cluster.clock_offset, datetime.UTC)
-    return moment.strftime(MICRO_TIME)

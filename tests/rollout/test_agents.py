@@ -25,9 +25,9 @@ from tests.rollout.fakes import (
 from verifiers.runner import RunnerFailed
 
 
-def session_of(task, texts, journal=None, effort=50):
+def session_of(task, texts, journal=None, effort=50, prompt=0):
     engine = ScriptedEngine(lambda request, turn: texts[turn])
-    spec = SampleSpec(run_id="r", prompt=0, sample=0, task_id=task.id, effort=effort, seed=1)
+    spec = SampleSpec(run_id="r", prompt=prompt, sample=0, task_id=task.id, effort=effort, seed=1)
     return Session(spec, engine, Chat(), Characters(), journal=journal)
 
 
@@ -118,6 +118,26 @@ async def test_repair_choice_on_a_real_task(room):
     assert anew.reward == 1.0
     assert not anew.verdict.cached
     assert not any(call.cached for call in anew.tool_calls)
+
+
+async def test_in_training_each_prompt_shows_another_order(room):
+    visible = GraderVisibleTests(room.grader, cache=True)
+    agent = RepairChoice(lambda id: room.choices, room.blobs, visible, room.grader, reshuffle=True)
+    seen: dict[str, float] = {}
+    for number in range(12):
+        for _ in range(2):  # samples of one prompt read the same text
+            done = await attempt(
+                agent, room.task, session_of(room.task, ["submit 1"], prompt=number), policy="p"
+            )
+            prompt = done.turns[1].text
+            assert seen.setdefault(prompt, done.reward) == done.reward
+            ((path, blob),) = done.submitted.items()
+            shown = prompt.partition("\n1 ")[2].partition("\n2 ")[0]
+            chosen = next(one for one in room.choices.candidates if one.content == blob)
+            assert path == chosen.path
+            assert chosen.after.strip()[-4:] in shown
+    assert len(seen) > 1
+    assert set(seen.values()) == {0.0, 1.0}
 
 
 async def test_a_set_without_the_tests_text_gets_it_from_the_task(room):

@@ -49,7 +49,7 @@ def stricter(room: Room) -> Task:
 async def graded(
     trajectories: list[Trajectory], task: Task, room: Room, path: Path, **options: bool
 ) -> list[Regraded]:
-    change = Leftovers(room.grader, room.sandboxes, room.blobs, lambda id: room.choices)
+    change = Leftovers(room.grader, room.sandboxes, room.blobs)
     tasks = {task.id: task}
     with JsonLines(path) as log:
         return [one async for one in regrade(trajectories, tasks.get, change, log, **options)]

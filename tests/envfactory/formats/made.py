@@ -35,7 +35,7 @@ SOLVED = {"calc/__init__.py": "def double(n):\n    return n + n  # größer\n".e
 TESTS = {
     "tests/test_calc.py": File(
         b"import pytest\nfrom calc import double\n\n\ndef test_two():\n    assert double(2) == 4\n\n\n"
-        b"@pytest.mark.parametrize('n', [0, 3], ids=['a b', 'x[1]'])\ndef test_more(n):\n"
+        b"@pytest.mark.parametrize('n', [0, 3], ids=['a  b', 'x[1]'])\ndef test_more(n):\n"
         b"    assert double(n) == 2 * n\n\n\ndef test_type():\n    assert isinstance(double(1), int)\n\n\n"
         b"@pytest.mark.skip\ndef test_later():\n    pass\n"
     ),
@@ -43,7 +43,7 @@ TESTS = {
 }
 EXPECTED = {
     "tests/test_calc.py::test_two": TestStatus.PASSED,
-    "tests/test_calc.py::test_more[a b]": TestStatus.PASSED,
+    "tests/test_calc.py::test_more[a  b]": TestStatus.PASSED,
     "tests/test_calc.py::test_more[x[1]]": TestStatus.PASSED,
     "tests/test_calc.py::test_type": TestStatus.PASSED,
     "tests/test_calc.py::test_later": TestStatus.SKIPPED,

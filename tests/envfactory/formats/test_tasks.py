@@ -240,8 +240,29 @@ def test_a_row_without_files_goes_into_no_folder(tmp_path: Path) -> None:
 def test_ids_that_printed_lines_do_not_keep_are_reported() -> None:
     odd = bare(fail_to_pass=("t.py::a[x - y]", "t.py::b"), pass_to_pass=("t.py::c[two  blanks]",))
     (sentence,) = swebench.misread(odd)
-    assert sentence.startswith("calc-1: 2 test ids")
+    assert sentence.startswith("calc-1: 2 test ids that printed lines do not keep, in the lists")
     assert not swebench.misread(bare())
+
+
+def test_ids_that_printed_lines_do_not_keep_are_left_out_of_the_lists_of_ours(
+    place: Any, tmp_path: Path
+) -> None:
+    """A harness that collapses blanks would never count gold as resolved (seen with swebench 5.0.2)."""
+    parcel = place[3][0]
+    odd = "tests/test_calc.py::test_more[a  b]"
+    for name in ("swebench", "swe-smith", "swe-rebench", "swebench-v5"):
+        TASKS[name].write([parcel], tmp_path / f"{name}.jsonl")
+        row = json.loads((tmp_path / f"{name}.jsonl").read_text())
+        assert odd not in row["FAIL_TO_PASS"]
+        assert "left out of the lists" in TASKS[name].misread(parcel)[0]
+        (back,) = TASKS[name].read(tmp_path / f"{name}.jsonl")
+        assert odd in back.fail_to_pass
+        # Somebody edits the list: then it is what he says.
+        row["PASS_TO_PASS"] = []
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps(row))
+        (edited,) = TASKS[name].read(tmp_path / f"{name}.jsonl")
+        assert edited.edited
+        assert odd not in edited.fail_to_pass
 
 
 def test_workspaces_keep_modes_links_and_bytes(tmp_path: Path) -> None:

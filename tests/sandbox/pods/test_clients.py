@@ -159,13 +159,11 @@ def kubectl() -> str:
     return found
 
 
-async def run(*command: str | Path, input: bytes | None = None) -> tuple[int, bytes, bytes]:
-    process = await asyncio.create_subprocess_exec(
-        *command,
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
+async def run(
+    *command: str | Path, input: bytes | None = None, env: dict[str, str] | None = None
+) -> tuple[int, bytes, bytes]:
+    pipe = asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, stderr=pipe, env=env)
     out, err = await process.communicate(input)
     assert process.returncode is not None
     return process.returncode, out, err
@@ -228,10 +226,10 @@ async def test_the_official_client(cluster: FakeCluster, node: NamespaceProvider
     assert json.loads(out) == {"out": 5_000_000, "err": "err\n", "code": 3, "kind": "Pod"}
 
 
-async def test_the_fake_as_a_program(node: NamespaceProvider, tmp_path: Path, kubectl: str) -> None:
-    kubeconfig = tmp_path / "config"
+async def test_the_fake_as_a_program_and_the_command_that_checks_it(tmp_path: Path, kubectl: str) -> None:
+    kubeconfig, home = tmp_path / "config", tmp_path / "home"
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "tests.sandbox.fake_kubernetes", "--store", str(node.images.root),
+        sys.executable, "-m", "tests.sandbox.fake_kubernetes", "--store", str(home / "images"),
         "--kubeconfig", str(kubeconfig), stdout=asyncio.subprocess.PIPE, cwd=ROOT,
     )  # fmt: skip
     try:
@@ -239,6 +237,15 @@ async def test_the_fake_as_a_program(node: NamespaceProvider, tmp_path: Path, ku
         assert (await process.stdout.readline()).startswith(b"listening on 127.0.0.1:")
         code, out, err = await run(kubectl, "--kubeconfig", kubeconfig, "get", "namespaces", "-o", "name")
         assert (code, out) == (0, b"namespace/default\n"), err
+        code, out, err = await run(
+            sys.executable, "-m", "console", "sandbox", "check", "kubernetes", "exit_code_is_data",
+            "snapshot_is_a_new_image", "--rounds", "1",
+            "--settings", json.dumps({"kubeconfig": str(kubeconfig)}),
+            env={**os.environ, "POSTTRAIN_HOME": str(home), "PYTHONPATH": str(ROOT)},
+        )  # fmt: skip
+        assert code == 0, (out, err)
+        assert b"1 passed, 0 failed, 1 do not apply." in out
+        assert b"podPidsLimit" in out, "what is not enforced is said"
     finally:
         process.terminate()
         await process.wait()

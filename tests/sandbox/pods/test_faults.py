@@ -264,18 +264,19 @@ async def test_a_lost_answer_makes_no_second_pod(
 
 
 async def test_slow_nodes_are_waited_for_and_cancelling_cleans_up(
-    cluster: FakeCluster, store: Path, spec: SandboxSpec
+    cluster: FakeCluster, kube: KubernetesProvider, store: Path, spec: SandboxSpec
 ) -> None:
-    async with KubernetesProvider(store, **settings(cluster, start_s=1.5)) as kube:
-        cluster.faults.ready_s = 0.8
-        async with await kube.create(spec):
-            pass
-        cluster.faults.ready_s = 60
-        with pytest.raises(SandboxUnavailable, match=r"not ready after 1.5 s.*running"):
-            await kube.create(spec)
-        task = asyncio.create_task(kube.create(spec))
-        await asyncio.sleep(0.5)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        assert cluster.pods() == []
+    cluster.faults.ready_s = 0.8
+    async with await kube.create(spec):
+        pass
+    cluster.faults.ready_s = 60
+    task = asyncio.create_task(kube.create(spec))
+    await asyncio.sleep(0.5)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert cluster.pods() == []
+    async with KubernetesProvider(store, **settings(cluster, start_s=1.5)) as hasty:
+        with pytest.raises(SandboxUnavailable, match=r"not ready after 1.5 s"):
+            await hasty.create(spec)
+    assert cluster.pods() == []
