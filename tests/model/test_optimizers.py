@@ -86,9 +86,10 @@ class Parts(nn.Module):
             return nn.Parameter(torch.randn(shape, generator=draw))
 
         self.plain, self.heads, self.experts = new(6, 10), new(12, 5), new(3, 7, 4)
-        self.output, self.ngrams, self.bias = new(20, 6), new(30, 4), new(5)
+        self.output, self.bias = new(20, 6), new(5)
+        self.ngrams = nn.Embedding(30, 4, _weight=torch.randn(30, 4, generator=draw))
         self.matrix_blocks = {"heads": 3}
-        self.lookup_tables = {"ngrams": 5.0}
+        self.lookup_tables = {"ngrams.weight": 5.0}
 
 
 def grads_of(module: nn.Module, steps: int) -> dict[str, list[Tensor]]:
@@ -141,11 +142,11 @@ def test_roles_follow_the_release_when_asked_and_stay_as_they_were_by_default():
         "heads": ("muon", 3, LR, DECAY),
         "experts": ("muon", 3, LR, DECAY),
         "output": ("sinkhorn", 1, LR, 0),
-        "ngrams": ("sinkhorn", 1, 5 * LR, 0),
+        "ngrams.weight": ("sinkhorn", 1, 5 * LR, 0),
         "bias": ("adamw", 1, LR, 0),
     }
     before = {r.name: r.method for r in roles(module, OptimizerConfig())}
-    assert (before["output"], before["ngrams"], before["heads"]) == ("adamw", "adamw", "muon")
+    assert (before["output"], before["ngrams.weight"], before["heads"]) == ("adamw", "adamw", "muon")
     network = FlashPolicy.fresh("flash-tiny", seed=0).module
     lines = [line.split() for line in table(roles(network, SINKHORN)).splitlines()]
     assert ["embedding.weight", "128x32", "sinkhorn", "1", "0.02", "0", "1", "4096"] in lines
