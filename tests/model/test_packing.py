@@ -121,6 +121,7 @@ def test_gradients_of_one_sample_reach_no_other_in_its_row():
         own = torch.tensor(sorted(set(texts[index])))
         assert float(reached[own].min()) > 0
         others = reached.index_fill(0, own, 0)
+        # Not 0: on CPUs a hidden key weighs exp(-85), see model.banded.
         assert float(others.max()) < 1e-30 * float(reached.max())
 
 
