@@ -136,6 +136,43 @@ def list_settings(trainer: str, *, session: InSession) -> None:
     )
 
 
+@app.command(name="roles")
+def list_roles(network: str, *settings: Overrides, config: Config = None, session: InSession) -> None:
+    """Show which optimizer trains which parameter. Further settings: --NAME VALUE, as --embeddings sinkhorn.
+
+    Parameters
+    ----------
+    network
+        A preset such as flash-nano, or what `train.policy` takes.
+    config
+        TOML file with settings of the optimizer.
+    """
+    from console.settings import load_settings
+    from model.flash import FlashPolicy
+    from model.optimizers import roles, table
+    from model.policy import load_policy
+    from model.presets import PRESETS
+    from model.train_config import OptimizerConfig
+
+    constants = load_settings(OptimizerConfig, config, settings)
+    policy = FlashPolicy.fresh(network, seed=0) if network in PRESETS else load_policy(network)
+    assigned = roles(policy.module, constants)
+    session.emit(
+        [
+            {
+                "name": role.name,
+                "shape": list(role.parameter.shape),
+                "method": role.method,
+                "blocks": role.blocks,
+                "lr": role.lr,
+                "weight_decay": role.weight_decay,
+            }
+            for role in assigned
+        ],
+        lambda: print(table(assigned)),
+    )
+
+
 def _sft(job: SftJob, run: Path, folders: list[Path]) -> dict[str, Any]:
     from catalog.errors import UserError
     from catalog.jsonl import read_lines

@@ -13,8 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-ALIGN = 2
-"""Columns that a sequence's start is a multiple of: the largest compress ratio."""
+from model.packing import aligned, best_fit
 
 
 @dataclass(frozen=True)
@@ -101,7 +100,7 @@ class Batch:
 
 
 def pack(sequences: Sequence_[Sequence], max_tokens: int, *, row_tokens: int | None = None) -> list[Batch]:
-    """Best-fit decreasing: each sequence goes into the fullest row that still holds it.
+    """Best-fit decreasing (`packing.best_fit`): each sequence goes into the fullest row that still holds it.
 
     Rows are then grouped, in order of their first sequence, into batches of at most `max_tokens` columns
     (padding included; one row at least). Deterministic.
@@ -118,32 +117,14 @@ def pack(sequences: Sequence_[Sequence], max_tokens: int, *, row_tokens: int | N
         return []
     longest = max(len(s.tokens) for s in sequences)
     columns = row_tokens or -(-longest // 8) * 8
-    for index, sequence in enumerate(sequences):
-        if not 0 < len(sequence.tokens) <= columns:
-            raise ValueError(
-                f"sequence {index} has {len(sequence.tokens)} tokens; a row holds 1 to {columns}"
-            )
-    rows: list[list[int]] = []
-    free: list[int] = []
-    for index in sorted(range(len(sequences)), key=lambda i: (-len(sequences[i].tokens), i)):
-        need = len(sequences[index].tokens)
-        fits = [row for row, room in enumerate(free) if room >= need]
-        if fits:
-            row = min(fits, key=lambda r: (free[r], r))
-        else:
-            row = len(rows)
-            rows.append([])
-            free.append(columns)
-        rows[row].append(index)
-        free[row] -= -(-need // ALIGN) * ALIGN
-    rows.sort(key=min)
+    rows = best_fit([len(s.tokens) for s in sequences], columns)
     per_batch = max(1, max_tokens // columns)
     return [_lay_out(sequences, rows[at : at + per_batch], columns) for at in range(0, len(rows), per_batch)]
 
 
 def batch_of(sequences: Sequence_[Sequence]) -> Batch:
     """One row a sequence, in order, without packing (tests, evaluation of few sequences)."""
-    columns = -(-max(len(s.tokens) for s in sequences) // ALIGN) * ALIGN
+    columns = aligned(max(len(s.tokens) for s in sequences))
     return _lay_out(sequences, [[i] for i in range(len(sequences))], columns)
 
 
@@ -162,7 +143,7 @@ def _lay_out(sequences: Sequence_[Sequence], rows: Sequence_[Sequence_[int]], co
             positions[row, span] = torch.arange(length)
             starts[row, span] = sequence.start
             places.append(Place(index, row, column, length))
-            column += -(-length // ALIGN) * ALIGN
+            column += aligned(length)
     return Batch(
         tokens, segments, positions, starts, tuple(places), _decoder_columns(segments, positions, starts)
     )

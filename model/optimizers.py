@@ -1,9 +1,12 @@
-"""Muon and AdamW, assigned by the role of each parameter, and learning-rate schedules.
+"""Muon, Sinkhorn-balanced momentum and AdamW, assigned by the role of each parameter.
 
 Muon (DeepSeek-V4 report, algorithm 1): M = mu M + G; O = hybrid Newton-Schulz(mu M + G) * sqrt(max(n, m)) *
 gamma; W = (1 - lr wd) W - lr O. Query projections are orthogonalised head by head, experts and output groups
-one by one; matrices of one shape go through Newton-Schulz together. Embedding, head and vectors use AdamW.
-The release's Sinkhorn-balanced momentum for embedding and head is left out.
+one by one; matrices of one shape go through Newton-Schulz together.
+
+Sinkhorn-balanced momentum (V4.1-Flash report, algorithm 1), for embedding, head and lookup tables when
+`embeddings = "sinkhorn"`: M = b M + (1 - b) G; G' = b M + (1 - b) G; W = W - lr gamma sqrt(n) balance(G'). It
+keeps one buffer where AdamW keeps two, and has no weight decay. Everything else uses AdamW.
 """
 
 from __future__ import annotations
@@ -20,6 +23,8 @@ from model.train_config import OptimizerConfig
 _torch: Any = torch
 """Type stubs leave the foreach operations out."""
 
+Method = Literal["muon", "sinkhorn", "adamw"]
+
 
 @dataclass(frozen=True)
 class Role:
@@ -27,7 +32,7 @@ class Role:
 
     name: str
     parameter: nn.Parameter
-    method: Literal["muon", "adamw"]
+    method: Method
     blocks: int
     """Matrices that the parameter is cut into along its first axis, for Muon."""
     lr: float
@@ -37,34 +42,38 @@ class Role:
 def roles(module: nn.Module, config: OptimizerConfig) -> list[Role]:
     """Assign every trainable parameter.
 
-    Muon: matrices and stacks of matrices, except embedding and head. AdamW: the rest; weight decay on norms
-    and embeddings, none on sinks and biases. A module says by `matrix_blocks` (parameter name to number)
-    which of its matrices are several.
+    Muon: matrices and stacks of matrices, except tables: embedding, head and what a module names in
+    `lookup_tables` (parameter name to factor on the rate; the release has 5 for Engram). Tables use
+    `config.embeddings`. AdamW: the rest; weight decay on norms and on tables that it trains, none on sinks
+    and biases. A module says by `matrix_blocks` (parameter name to number) which matrices are several.
     """
     blocks: dict[int, int] = {}
-    embeddings: set[int] = set()
+    tables: dict[int, float] = {}
     norms: set[int] = set()
     for part in module.modules():
         for name, count in getattr(part, "matrix_blocks", {}).items():
             blocks[id(part.get_parameter(name))] = count
+        for name, scale in getattr(part, "lookup_tables", {}).items():
+            tables[id(part.get_parameter(name))] = scale
         own = [id(p) for p in part.parameters(recurse=False)]
         if isinstance(part, nn.Embedding):
-            embeddings.update(own)
+            tables.update((key, config.embedding_lr_scale) for key in own if key not in tables)
         if "norm" in type(part).__name__.lower():
             norms.update(own)
     hugging_face: Any = getattr(module, "lm_head", None)
     head = getattr(module, "output", None) if hugging_face is None else hugging_face.weight
     if isinstance(head, nn.Parameter):
-        embeddings.add(id(head))
+        tables[id(head)] = config.embedding_lr_scale
     adamw_lr = config.adamw_lr or config.lr
     found: list[Role] = []
     for name, parameter in module.named_parameters():
         if not parameter.requires_grad:
             continue
         key = id(parameter)
-        if key in embeddings:
-            lr = adamw_lr * config.embedding_lr_scale
-            found.append(Role(name, parameter, "adamw", 1, lr, config.weight_decay))
+        if key in tables and config.embeddings == "sinkhorn":
+            found.append(Role(name, parameter, "sinkhorn", 1, config.lr * tables[key], 0.0))
+        elif key in tables:
+            found.append(Role(name, parameter, "adamw", 1, adamw_lr * tables[key], config.weight_decay))
         elif parameter.dim() >= 2:
             method = config.kind
             lr = config.lr if method == "muon" else adamw_lr
@@ -130,8 +139,36 @@ class RoleOptimizer(torch.optim.Optimizer):
             group["steps"] += 1
             parameters = [p for p in group["params"] if p.grad is not None]
             if parameters:
-                update = self._muon if group["method"] == "muon" else self._adamw
-                update(parameters, group["lr"] * factor, group)
+                update = {"muon": self._muon, "sinkhorn": self._sinkhorn, "adamw": self._adamw}
+                update[group["method"]](parameters, group["lr"] * factor, group)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take over a saved state bit for bit: buffers stay float32, whatever the type of the weights.
+
+        Raises:
+            ValueError: the state belongs to other roles.
+        """
+        saved: list[dict[str, Any]] = state_dict["param_groups"]
+        if [_assignment(g) for g in saved] != [_assignment(g) for g in self.param_groups]:
+            raise ValueError(
+                "the saved optimizer trains its parameters by other methods: resume with the settings it was "
+                "saved with, or start a new run"
+            )
+        super().load_state_dict(state_dict)
+        for theirs, ours in zip(saved, self.param_groups, strict=True):
+            for key, parameter in zip(theirs["params"], ours["params"], strict=True):
+                for name, value in state_dict["state"].get(key, {}).items():
+                    self.state[parameter][name] = value.to(parameter.device, torch.float32, copy=True)
+
+    def _sinkhorn(self, parameters: list[nn.Parameter], lr: float, group: dict[str, Any]) -> None:
+        c = self.config
+        for parameter in parameters:
+            assert parameter.grad is not None
+            grad, momentum = parameter.grad.float(), self._state(parameter, "momentum")
+            momentum.lerp_(grad, 1 - c.momentum)
+            update = balance(grad.lerp(momentum, c.momentum), c.sinkhorn_steps, c.sinkhorn_floor)
+            parameter.mul_(1 - lr * group["weight_decay"])
+            parameter.add_(update.to(parameter.dtype), alpha=-lr * c.gamma * parameter.shape[-1] ** 0.5)
 
     def _muon(self, parameters: list[nn.Parameter], lr: float, group: dict[str, Any]) -> None:
         c = self.config
@@ -186,3 +223,34 @@ def newton_schulz(matrices: Tensor) -> Tensor:
         gram = x @ x.mT
         x = a * x + (b * gram + c * gram @ gram) @ x
     return x.mT if tall else x
+
+
+def balance(matrix: Tensor, steps: int = 11, floor: float = 1e-3) -> Tensor:
+    """Divide rows and columns of [m, n] by their Euclidean norms in turn, rows first; float32.
+
+    An odd number of `steps` ends with rows: each has norm 1 then, and columns nearly equal norms. Rows whose
+    norm is at most `floor` times the mean row norm become zero and count in no column, so that noise of rows
+    that were not visited is not blown up. Only the two vectors of factors change from step to step: a step
+    is one product of the squared matrix with a vector.
+    """
+    x = matrix.float()
+    x = x / x.abs().amax().clamp_min(torch.finfo(torch.float32).tiny)
+    norms = x.norm(dim=1)
+    x = x * (norms > floor * norms.mean())[:, None]
+    squares = x.square()
+    rows, columns = x.new_ones(x.shape[0]), x.new_ones(x.shape[1])
+    for step in range(steps):
+        if step % 2 == 0:
+            rows = _inverse_root(squares @ columns.square())
+        else:
+            columns = _inverse_root(rows.square() @ squares)
+    return rows[:, None] * x * columns
+
+
+def _inverse_root(sums: Tensor) -> Tensor:
+    """1 / sqrt, and 0 for 0: a row or column of zeros stays as it is."""
+    return torch.where(sums > 0, sums, torch.inf).rsqrt()
+
+
+def _assignment(group: dict[str, Any]) -> tuple[Any, ...]:
+    return group["method"], group["blocks"], len(group["params"])

@@ -170,6 +170,16 @@ def test_global_options_may_stand_anywhere(tmp_path: Path, capsys: pytest.Captur
     assert "--train.loss.clip_low" in names
 
 
+def test_roles_show_what_trains_each_parameter(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "roles", "flash-tiny"]) == 0
+    lines = [line.split()[:3] for line in capsys.readouterr().out.splitlines()]
+    assert ["embedding.weight", "128x32", "adamw"] in lines
+    assert main(["train", "roles", "flash-tiny", "--embeddings", "sinkhorn", "--json"]) == 0
+    found = {role["name"]: role for role in json.loads(capsys.readouterr().out)}
+    assert found["embedding.weight"]["method"] == "sinkhorn"
+    assert found["layers.0.attention.query_up.weight"]["blocks"] == 2
+
+
 def test_debug_keeps_the_traceback(tmp_path: Path) -> None:
     with pytest.raises(UserError):
         main(["tasks", "show", "nothing", "--debug", "--home", str(tmp_path)])

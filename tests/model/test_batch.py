@@ -7,7 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from model.batch import ALIGN, Sequence, pack
+from model.batch import Sequence, pack
+from model.packing import ALIGN
 
 
 @settings(max_examples=60, deadline=None)

@@ -90,7 +90,7 @@ def test_what_the_assistant_says_is_its_content_and_stop(chat, talk):
 
 def test_text_modules_need_no_torch():
     code = (
-        "import sys, model.chat, model.tokenizer, model.config, model.presets, model.policy;"
+        "import sys, model.chat, model.turns, model.tokenizer, model.config, model.presets, model.policy;"
         "sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
