@@ -26,6 +26,7 @@ from sandbox.base import ExecResult, Sandbox, SandboxError, SandboxLost, Sandbox
 from verifiers import patches
 
 KINDS = {
+    "state": "verifiers.state:judge",
     "command": "verifiers.command:judge",
 }
 """Kind -> module:function."""
