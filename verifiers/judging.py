@@ -28,6 +28,7 @@ from verifiers import patches
 KINDS = {
     "state": "verifiers.state:judge",
     "command": "verifiers.command:judge",
+    "weighted": "verifiers.weighted:judge",
 }
 """Kind -> module:function."""
 

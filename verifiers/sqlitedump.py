@@ -51,7 +51,7 @@ def shown(value: Any) -> str | None:
         return f"b:{len(value)}:{hashlib.sha256(value).hexdigest()}" if long else "b:" + value.hex()
     if isinstance(value, str):
         if not printable(value):
-            return "x:" + value.encode("utf-8", "surrogateescape")[:SHOWN].hex()
+            return "x" + str(shown(value.encode("utf-8", "surrogateescape")))[1:]
         if len(value) <= SHOWN:
             return "t:" + value
         digest = hashlib.sha256(value.encode()).hexdigest()
