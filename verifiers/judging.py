@@ -28,6 +28,7 @@ from verifiers import patches
 KINDS = {
     "state": "verifiers.state:judge",
     "command": "verifiers.command:judge",
+    "rubric": "verifiers.rubric:judge",
     "weighted": "verifiers.weighted:judge",
 }
 """Kind -> module:function."""
@@ -135,8 +136,13 @@ def settings_of(task: Task, shape: type[_Settings]) -> _Settings:
 
 async def judge(bench: Bench, task: Task, change: Change) -> Verdict:
     """Judge by the verifier of the task's kind; what breaks on our side is a typed failure."""
+    for name in change.files:
+        if strange(name) or ".git" in name.lower().split("/"):
+            return Verdict(reward=0.0, evidence=f"Refused: {name!r} is no file of a workspace.")
     try:
         return await _find(task.verifier.kind)(bench, task, change)
+    except patches.PatchRefused as refused:
+        return Verdict(reward=0.0, evidence=f"Refused: {refused}.")
     except SandboxLost as lost:
         if lost.repercussion is None:
             return unjudged(lost)

@@ -66,6 +66,10 @@ async def test_the_number_decides_and_the_exit_status_does_not(grader, make):
     assert (await grader.grade(task, b"")).reward == 0.0
     outside = (await grader.grade(task, right.replace(b"answer.txt", b"../answer.txt"))).evidence
     assert outside.startswith("Refused")
+    for name in ("../../tests/test.sh", "/tests/test.sh", "a/../../x", ".git/config", "sub/.GIT/hooks/x"):
+        verdict = await grader.grade_files(task, {name: b"echo 1 > /logs/verifier/reward.txt"})
+        assert verdict.reward == 0.0
+        assert verdict.evidence.startswith("Refused")
 
 
 async def test_a_verdict_is_cached_and_fresh_runs_again(grader, make):
