@@ -113,12 +113,16 @@ class Environment(Record):
 class VerifierSpec(Record):
     """How a finished workspace is judged. Grading restores `protected` before it runs anything."""
 
-    kind: Literal["pytest"] = "pytest"
-    fail_to_pass: tuple[str, ...]
-    pass_to_pass: tuple[str, ...]
-    expected: dict[str, TestStatus]
+    kind: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]*$")] = "pytest"
+    """`pytest`, or a name in `verifiers.judging.KINDS` or the entry point group `posttrain.verifiers`."""
+    settings: dict[str, Any] = Field(default={}, exclude_if=lambda value: not value)
+    """What verifiers other than pytest need, read by the verifier of that kind. Left out of the record
+    where it is empty, so that ids and digests of pytest tasks do not depend on it."""
+    fail_to_pass: tuple[str, ...] = ()
+    pass_to_pass: tuple[str, ...] = ()
+    expected: dict[str, TestStatus] = {}
     """The complete set of ids that the run must report, with the status of the gold run."""
-    arguments: tuple[str, ...]
+    arguments: tuple[str, ...] = ()
     """Test files given to the runner, relative to the workspace."""
     protected: BlobRef
     """Tar of every test, conftest and ini file, restored over the workspace before grading."""
@@ -128,6 +132,10 @@ class VerifierSpec(Record):
 
     @model_validator(mode="after")
     def _ids_are_expected(self) -> VerifierSpec:
+        if self.kind != "pytest":
+            return self
+        if self.settings:
+            raise ValueError("settings are for other verifiers than pytest: remove them")
         if not self.fail_to_pass:
             raise ValueError("a verifier needs at least one fail-to-pass test")
         missing = (set(self.fail_to_pass) | set(self.pass_to_pass)) - set(self.expected)

@@ -14,18 +14,18 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import io
-import subprocess
 import tarfile
 from collections.abc import AsyncGenerator, Collection, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Protocol, Self
+from typing import Self
 
-from catalog.models import Failure, Task, Verdict
-from sandbox.base import SandboxError, SandboxProvider
+from catalog.models import Task, Verdict
+from sandbox.base import SandboxProvider
 from verifiers import changes, patches
 from verifiers.cache import VerdictCache
+from verifiers.judging import OURS, Bench, Blobs, Change, ChatModel, Images, judge, strange, unjudged
 from verifiers.pool import RunnerPool
 from verifiers.runner import RunnerFailed, TestRun, TestRunner
 from verifiers.verdicts import verdict
@@ -39,20 +39,6 @@ _CONFIGURATION = frozenset(
     )
 )
 _PACKAGES = frozenset({"_pytest", "pytest", "pluggy"})
-
-
-class Blobs(Protocol):
-    """Files by content; `catalog.blobs.Blobs` is one."""
-
-    def get(self, ref: str) -> bytes: ...
-
-    def put(self, data: bytes) -> str: ...
-
-
-class Images(Protocol):
-    """The part of the image store that grading uses; `sandbox.images.ImageStore` is one."""
-
-    def exists(self, digest: str) -> bool: ...
 
 
 def is_configuration(path: str) -> bool:
@@ -114,7 +100,7 @@ class _Place:
 
     async def apply(self, diff: bytes, allowed: Collection[str]) -> patches.Applied:
         """Apply a diff to the task's workspace; raises patches.PatchRefused."""
-        names = [name for name in await asyncio.to_thread(patches.touched, diff) if not _strange(name)]
+        names = [name for name in await asyncio.to_thread(patches.touched, diff) if not strange(name)]
         contents, modes = await self.runner.read(names), await self.runner.listing()
         contents |= {name: data for name, data in self.trusted.items() if name in contents}
 
@@ -141,12 +127,14 @@ class Grader:
         jobs: int = 2,
         warm: int = 4,
         plugins: Collection[str] = (),
+        chat: ChatModel | None = None,
     ) -> None:
         """
         Args:
             jobs: jails that run at once for one task.
             warm: sandboxes kept open between gradings.
             plugins: pytest plugins that the images' tests need.
+            chat: the model that judges rubrics; without one those cannot be judged.
         """
         self._provider = provider
         self._images = images
@@ -155,6 +143,7 @@ class Grader:
         self._jobs = jobs
         self._plugins = tuple(plugins)
         self._pool = RunnerPool(warm)
+        self._bench = Bench(provider, images, blobs, chat, self._judge_change)
         self._running: dict[str, asyncio.Future[Verdict]] = {}
         self._differences: dict[tuple[str, str, str], Mapping[str, bytes | None]] = {}
 
@@ -169,12 +158,15 @@ class Grader:
         if known is not None:
             return known
         try:
-            async with self._place(task) as place:
-                applied = await place.apply(diff, task.verifier.allowed)
+            if task.verifier.kind == "pytest":
+                async with self._place(task) as place:
+                    applied = await place.apply(diff, task.verifier.allowed)
+            else:
+                applied = await self._bench.apply(task, diff)
         except patches.PatchRefused as refused:
             result = Verdict(reward=0.0, evidence=f"Refused: {refused}.")
         except _OURS as error:
-            return _unjudged(error)
+            return unjudged(error)
         else:
             result = await self.grade_files(task, applied.files, executable=applied.executable, fresh=fresh)
         self.cache.put(key, result)
@@ -234,18 +226,26 @@ class Grader:
         self, task: Task, files: Mapping[str, bytes | None], executable: Collection[str], key: str
     ) -> Verdict:
         spec = task.verifier
+        if spec.kind != "pytest":
+            result = await judge(self._bench, task, Change(dict(files), frozenset(executable)))
+            self.cache.put(key, result)
+            return result
         try:
             async with self._place(task) as place:
                 kept, dropped = place.keep(files)
                 run = await place.run(kept, spec.arguments, spec.timeout_s, executable=executable)
         except _OURS as error:
-            return _unjudged(error)
+            return unjudged(error)
         result = verdict(spec.expected, spec.fail_to_pass, spec.pass_to_pass, run)
         if dropped:
             note = f" Put back or left out: {', '.join(dropped)}."
             result = result.model_copy(update={"evidence": result.evidence + note})
         self.cache.put(key, result)
         return result
+
+    async def _judge_change(self, task: Task, change: Change) -> Verdict:
+        """For verifiers that are made of others; never from the cache, since the whole is looked up there."""
+        return await self.grade_files(task, change.files, executable=change.executable, fresh=True)
 
     @asynccontextmanager
     async def _place(self, task: Task) -> AsyncGenerator[_Place]:
@@ -295,8 +295,9 @@ class Grader:
             self._differences[key] = {**laid, **wrong}
         return self._differences[key]
 
-    @staticmethod
-    def _key(task: Task, change: object) -> str:
+    def _key(self, task: Task, change: object) -> str:
+        if task.verifier.kind != "pytest" and self._bench.chat is not None:
+            change = [change, self._bench.chat.identity]
         return VerdictCache.key(task.environment.image, change, task.verifier.digest())
 
     async def __aenter__(self) -> Self:
@@ -306,17 +307,4 @@ class Grader:
         await self.close()
 
 
-_OURS = (SandboxError, RunnerFailed, OSError, subprocess.SubprocessError, LookupError)
-"""What can break on our side. A missing blob is a LookupError."""
-
-
-def _unjudged(error: Exception) -> Verdict:
-    boundary = "sandbox" if isinstance(error, SandboxError) else "verifier"
-    message = f"{error}"[:1000] or type(error).__name__
-    failure = Failure(boundary=boundary, kind=type(error).__name__, message=message)
-    return Verdict(reward=None, failure=failure, evidence="Could not be judged.")
-
-
-def _strange(name: str) -> bool:
-    """Names that no workspace has; patches.apply refuses them with a reason."""
-    return name.startswith("/") or "\0" in name or any(p in ("", ".", "..") for p in name.split("/"))
+_OURS = (*OURS, RunnerFailed)

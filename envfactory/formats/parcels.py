@@ -42,7 +42,11 @@ class Unpacked:
 
 
 def pack(task: Task, blobs: Blobs, images: ImageStore, report: QualityReport | None = None) -> Parcel:
-    """Everything that the task refers to. Raises FormatError when its image is gone."""
+    """Everything that the task refers to. FormatError: no image, or no pytest task."""
+    if task.verifier.kind != "pytest":
+        raise FormatError(
+            f"{task.id} is judged by a {task.verifier.kind} verifier, and only pytest tasks are exported"
+        )
     if not images.exists(task.environment.image):
         raise FormatError(f"the image of {task.id} is gone: make the task again with `posttrain tasks synth`")
     manifest = images.manifest(task.environment.image)

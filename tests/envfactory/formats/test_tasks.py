@@ -42,6 +42,14 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> tuple[ImageStore, Blobs, 
     return images, blobs, tasks, [pack(task, blobs, images, make_report(task)) for task in tasks]
 
 
+def test_a_task_that_lists_no_tests_is_not_exported(place: Any) -> None:
+    """An empty list of tests would let everything pass in the peers' harnesses."""
+    images, blobs, tasks, _ = place
+    spec = tasks[0].verifier.model_copy(update={"kind": "state", "fail_to_pass": (), "expected": {}})
+    with pytest.raises(FormatError, match="only pytest tasks are exported"):
+        pack(tasks[0].model_copy(update={"verifier": spec}), blobs, images)
+
+
 def test_every_format_of_the_registry_is_tested() -> None:
     assert {name for name, _ in PLACES} == set(TASKS)
 
