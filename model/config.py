@@ -1,8 +1,7 @@
 """Shape of a flash network, without torch, so that any room may read and check it.
 
 Field names follow the release's `config.json` where it has the field. What the small nets leave to a later
-issue (Engram, multi-stream residuals, DSpark, vision, YaRN) has no field here, so that no setting is
-silently ignored.
+issue (DSpark, vision, YaRN) has no field here, so that no setting is silently ignored.
 """
 
 from __future__ import annotations
@@ -75,6 +74,11 @@ class NetworkConfig(BaseModel):
     routed_scaling: float = 1.5
     swiglu_limit: float = 10.0
     norm_eps: float = 1e-6
+    streams: int = Field(default=1, ge=1)
+    """n, residual streams (manifold-constrained hyper-connections); 1 is the plain residual."""
+    sinkhorn_steps: int = Field(default=20, ge=1)
+    """Row and column normalisations of the streams' mixing."""
+    stream_eps: float = 1e-6
     tie_embeddings: bool = True
     """Whether the head is the embedding matrix. The release keeps two matrices."""
 

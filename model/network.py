@@ -24,6 +24,7 @@ from model.layers import RMSNorm
 from model.moe import MoE
 from model.quantize import fp4_e4m3
 from model.rope import rotate_tail, rotation
+from model.streams import StreamSite, collapse, spread, update
 
 
 class State(Protocol):
@@ -96,7 +97,7 @@ class MemorySource(nn.Module):
 
 
 class Layer(nn.Module):
-    """Attention and experts, each behind a norm and added to the stream."""
+    """Attention and experts, each behind a norm and added to the stream, or mixed into the streams."""
 
     def __init__(self, config: NetworkConfig, index: int) -> None:
         super().__init__()
@@ -110,18 +111,24 @@ class Layer(nn.Module):
         self.indexer = Indexer(config) if self.kind in (LayerKind.FULL, LayerKind.REINDEX) else None
         self.moe_norm = RMSNorm(config.width, config.norm_eps)
         self.moe = MoE(config, output_gain=gain)
+        self.attention_site = StreamSite(config) if config.streams > 1 else None
+        self.moe_site = StreamSite(config) if config.streams > 1 else None
 
     def forward(
         self,
-        x_BTd: Tensor,
+        x: Tensor,
+        pre_BTn: Tensor | None,
         rows: Rows,
         keys: WindowAppend,
         memory: Memory | None,
         selection: Selection | None,
-    ) -> tuple[Tensor, Selection | None]:
-        """The stream after this layer, and the selection that following Reuse layers take."""
+    ) -> tuple[Tensor, Tensor | None, Selection | None]:
+        """The stream (or streams, and how to collapse them) after this layer, and its selection.
+
+        Following Reuse layers take the selection.
+        """
         turn = rows.plain if self.kind is LayerKind.WINDOW else rows.compressed
-        normed = self.attention_norm(x_BTd)
+        normed = self.attention_norm(collapse(x, pre_BTn))
         low = self.attention.low_rank(normed)
         if self.indexer is not None:
             assert memory is not None
@@ -133,10 +140,13 @@ class Layer(nn.Module):
                 self._report_alignment(rows.auxiliary, rows, normed, low, memory)
         window = keys(self.attention.window_keys(normed, turn))
         read = None if self.kind is LayerKind.WINDOW else selection
-        x_BTd = x_BTd + self.attention(low, turn, window, rows.band, read)
-        normed = self.moe_norm(x_BTd)
+        y = self.attention(low, turn, window, rows.band, read)
+        # A site collapses with the previous site's pre: experts with that of attention.
+        x, pre_BTn = update(self.attention_site, x, y)
+        normed = self.moe_norm(collapse(x, pre_BTn))
         fed = self.moe(normed.flatten(0, 1), rows.valid_n, rows.auxiliary, len(normed))
-        return x_BTd + fed.view_as(x_BTd), selection
+        x, pre_BTn = update(self.moe_site, x, fed.view_as(normed))
+        return x, pre_BTn, selection
 
     def _report_alignment(
         self, to: Auxiliary, rows: Rows, normed_BTd: Tensor, low_BTr: Tensor, memory: Memory
@@ -197,41 +207,43 @@ class Network(nn.Module):
         """
         middle = self.config.encoder_layers
         rows = self._rows(segments_BT, positions_BT, torch.zeros_like(starts_BT), state, 0)
-        x = self.embedding(tokens_BT)
+        x, pre = spread(self.embedding(tokens_BT), self.config.streams)
         memory: Memory | None = None
         selection: Selection | None = None
         for index, layer in enumerate(self.layers):
             assert isinstance(layer, Layer)
             if layer.source is not None:
-                normed = layer.attention_norm(x)
+                normed = layer.attention_norm(collapse(x, pre))
                 if state is None:
                     memory = layer.source.of_rows(normed, segments_BT, positions_BT)
                 else:
                     memory = state.memory(index, layer.source, normed)
             if index == middle:
-                x, rows = self._enter_decoder(
-                    x, segments_BT, positions_BT, starts_BT, decoder_columns_BU, state, index
+                x, pre, rows = self._enter_decoder(
+                    x, pre, segments_BT, positions_BT, starts_BT, decoder_columns_BU, state, index
                 )
-            x, selection = layer(x, rows, self._appender(state, index), memory, selection)
-        return self.norm(x), decoder_columns_BU
+            x, pre, selection = layer(x, pre, rows, self._appender(state, index), memory, selection)
+        return self.norm(collapse(x, pre)), decoder_columns_BU
 
     def _enter_decoder(
         self,
-        x_BTd: Tensor,
+        x: Tensor,
+        pre_BTn: Tensor | None,
         segments_BT: Tensor,
         positions_BT: Tensor,
         starts_BT: Tensor,
         columns_BU: Tensor | None,
         state: State | None,
         layer: int,
-    ) -> tuple[Tensor, Rows]:
+    ) -> tuple[Tensor, Tensor | None, Rows]:
         """Keep the columns that the decoder runs on."""
         if columns_BU is not None:
             index, valid = columns_BU.clamp_min(0), columns_BU >= 0
             segments_BT = torch.where(valid, segments_BT.gather(1, index), 0)
             positions_BT, starts_BT = positions_BT.gather(1, index), starts_BT.gather(1, index)
-            x_BTd = x_BTd.gather(1, index.unsqueeze(-1).expand(-1, -1, x_BTd.shape[2]))
-        return x_BTd, self._rows(segments_BT, positions_BT, starts_BT, state, layer)
+            x = _columns(x, index)
+            pre_BTn = None if pre_BTn is None else _columns(pre_BTn, index)
+        return x, pre_BTn, self._rows(segments_BT, positions_BT, starts_BT, state, layer)
 
     def _rows(
         self,
@@ -259,3 +271,9 @@ class Network(nn.Module):
             return lambda keys: state.window(layer, keys)
         window = self.config.window
         return lambda keys: nn.functional.pad(keys, (0, 0, window, 0))
+
+
+def _columns(x_BTx: Tensor, index_BU: Tensor) -> Tensor:
+    """Some columns of [B, T, ...]: [B, U, ...]."""
+    flat = x_BTx.flatten(2)
+    return flat.gather(1, index_BU.unsqueeze(-1).expand(-1, -1, flat.shape[2])).unflatten(2, x_BTx.shape[2:])
