@@ -25,6 +25,27 @@ class LayerKind(StrEnum):
     """Takes memory and selection of an earlier layer."""
 
 
+class EngramConfig(BaseModel):
+    """N-gram tables of some encoder layers."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    layers: tuple[int, ...]
+    table_rows: int = Field(ge=2)
+    """Tables have at least so many rows: their sizes are the primes from here on."""
+    max_ngram: int = Field(default=4, ge=2)
+    heads: int = 8
+    """Tables for each n-gram order."""
+    head_dim: int = 256
+    """Channels of a row."""
+    compressed_vocab: int
+    """Number of compressed tokens; hash factors are drawn by it."""
+    pad_token: int = 0
+    """Token whose compressed id stands for what an n-gram may not reach."""
+    row_format: Literal["fp8", "none"] = "fp8"
+    """Rows: FP8 with one power-of-two scale for 32 channels, or as they are."""
+
+
 class NetworkConfig(BaseModel):
     """Everything that determines the function that a network computes, besides its weights."""
 
@@ -79,6 +100,8 @@ class NetworkConfig(BaseModel):
     sinkhorn_steps: int = Field(default=20, ge=1)
     """Row and column normalisations of the streams' mixing."""
     stream_eps: float = 1e-6
+    engram: EngramConfig | None = None
+    """N-gram tables, if any."""
     tie_embeddings: bool = True
     """Whether the head is the embedding matrix. The release keeps two matrices."""
 
@@ -97,6 +120,8 @@ class NetworkConfig(BaseModel):
             raise ValueError(
                 "every kv_source layer must be an index_source layer: a new memory needs a selection"
             )
+        if self.engram is not None and not all(0 <= at < layers // 2 for at in self.engram.layers):
+            raise ValueError("engram layers must be encoder layers: the decoder does not run on every token")
         ratio = 0
         for layer in range(layers):
             if layer in self.kv_source:

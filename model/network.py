@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from model.attention import Attention, Band, band
 from model.auxiliary import Auxiliary, alignment_loss
 from model.config import LayerKind, NetworkConfig
+from model.engram import Engram
 from model.indexer import Indexer, IndexKey, Selection, select
 from model.latent import Compressor, Memory
 from model.layers import RMSNorm
@@ -40,6 +41,10 @@ class State(Protocol):
 
     def memory(self, layer: int, source: MemorySource, x_BTd: Tensor) -> Memory:
         """Append the latents that the new tokens complete; returns the whole memory of that source."""
+        ...
+
+    def history(self, tokens_BT: Tensor, count: int) -> Tensor:
+        """The last `count` tokens [B, count] before the new ones, anything before a sequence; asked once."""
         ...
 
 
@@ -113,6 +118,8 @@ class Layer(nn.Module):
         self.moe = MoE(config, output_gain=gain)
         self.attention_site = StreamSite(config) if config.streams > 1 else None
         self.moe_site = StreamSite(config) if config.streams > 1 else None
+        has_engram = config.engram is not None and index in config.engram.layers
+        self.engram = Engram(config, index) if has_engram else None
 
     def forward(
         self,
@@ -169,6 +176,10 @@ class WindowAppend(Protocol):
 class Network(nn.Module):
     """Embedding, layers, final norm. The head is `head_Vd`, kept apart so that losses may chunk it."""
 
+    compressed_V: Tensor
+    """Compressed id of every token, where there is Engram; -1 for tokens that no n-gram may contain. Starts
+    as id modulo `compressed_vocab`; set it from `model.engram.compress_tokens` before training."""
+
     def __init__(self, config: NetworkConfig) -> None:
         super().__init__()
         self.config = config
@@ -178,6 +189,8 @@ class Network(nn.Module):
         nn.init.normal_(self.embedding.weight, std=0.02)
         self.layers = nn.ModuleList(Layer(config, i) for i in range(config.layers))
         self.norm = RMSNorm(config.width, config.norm_eps)
+        if config.engram is not None:
+            self.register_buffer("compressed_V", torch.arange(config.vocab) % config.engram.compressed_vocab)
         if not config.tie_embeddings:
             self.output = nn.Parameter(torch.randn(config.vocab, config.width) * 0.02)
 
@@ -208,10 +221,16 @@ class Network(nn.Module):
         middle = self.config.encoder_layers
         rows = self._rows(segments_BT, positions_BT, torch.zeros_like(starts_BT), state, 0)
         x, pre = spread(self.embedding(tokens_BT), self.config.streams)
+        compressed_BX = self._compressed(tokens_BT, state)
         memory: Memory | None = None
         selection: Selection | None = None
         for index, layer in enumerate(self.layers):
             assert isinstance(layer, Layer)
+            if layer.engram is not None:
+                assert compressed_BX is not None
+                assert self.config.engram is not None
+                pad = self.compressed_V[self.config.engram.pad_token]
+                x = layer.engram(x, compressed_BX, positions_BT, pad)
             if layer.source is not None:
                 normed = layer.attention_norm(collapse(x, pre))
                 if state is None:
@@ -224,6 +243,17 @@ class Network(nn.Module):
                 )
             x, pre, selection = layer(x, pre, rows, self._appender(state, index), memory, selection)
         return self.norm(collapse(x, pre)), decoder_columns_BU
+
+    def _compressed(self, tokens_BT: Tensor, state: State | None) -> Tensor | None:
+        """Compressed ids of the history that n-grams reach into, and of the new tokens."""
+        engram = self.config.engram
+        if engram is None:
+            return None
+        reach = engram.max_ngram - 1
+        before = (
+            tokens_BT.new_zeros(len(tokens_BT), reach) if state is None else state.history(tokens_BT, reach)
+        )
+        return self.compressed_V[torch.cat((before, tokens_BT), 1)]
 
     def _enter_decoder(
         self,
