@@ -1,7 +1,7 @@
 """Shape of a flash network, without torch, so that any room may read and check it.
 
 Field names follow the release's `config.json` where it has the field. What the small nets leave to a later
-issue (DSpark, vision, YaRN) has no field here, so that no setting is silently ignored.
+issue (DSpark, vision) has no field here, so that no setting is silently ignored.
 """
 
 from __future__ import annotations
@@ -46,6 +46,20 @@ class EngramConfig(BaseModel):
     """Rows: FP8 with one power-of-two scale for 32 channels, or as they are."""
 
 
+class YarnConfig(BaseModel):
+    """Longer contexts by slower rotation: YaRN, without its change of attention temperature."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    factor: float = Field(default=16.0, ge=1)
+    """How much slower the channels rotate that turn less than `beta_slow` times."""
+    beta_fast: float = 32.0
+    """Turns within `original` from which on a channel keeps its speed."""
+    beta_slow: float = 1.0
+    original: int = 65_536
+    """Tokens of the context that the network was first trained on."""
+
+
 class NetworkConfig(BaseModel):
     """Everything that determines the function that a network computes, besides its weights."""
 
@@ -82,6 +96,8 @@ class NetworkConfig(BaseModel):
     """Rotation base of layers that read no memory."""
     compress_rope_theta: float = 160_000.0
     """Rotation base of layers that do, for query, window, latent and indexer alike."""
+    yarn: YarnConfig | None = None
+    """Of those layers too, if any."""
     memory_format: Literal["fp4", "none"] = "fp4"
     """Main cache: FP4 with one e4m3 scale per 16 channels, or as computed."""
     index_format: Literal["mxfp4", "none"] = "mxfp4"

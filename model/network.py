@@ -88,9 +88,11 @@ class MemorySource(nn.Module):
         c = self.config
         latents = self.compressor.pool(raw_BTC)
         keys = self.index_key(
-            latents.detach(), rotation(first_positions_BM, c.index_rope_dim, c.compress_rope_theta)
+            latents.detach(), rotation(first_positions_BM, c.index_rope_dim, c.compress_rope_theta, c.yarn)
         )
-        latents = rotate_tail(latents, rotation(first_positions_BM, c.rope_dim, c.compress_rope_theta))
+        latents = rotate_tail(
+            latents, rotation(first_positions_BM, c.rope_dim, c.compress_rope_theta, c.yarn)
+        )
         return (fp4_e4m3(latents) if c.memory_format == "fp4" else latents), keys
 
     def of_rows(self, x_BTd: Tensor, segments_BT: Tensor, positions_BT: Tensor) -> Memory:
@@ -290,8 +292,8 @@ class Network(nn.Module):
             positions_BT,
             band(segments_BT, positions_BT, floors_BT, c.window, history),
             rotation(positions_BT, c.rope_dim, c.rope_theta),
-            rotation(positions_BT, c.rope_dim, c.compress_rope_theta),
-            rotation(positions_BT, c.index_rope_dim, c.compress_rope_theta),
+            rotation(positions_BT, c.rope_dim, c.compress_rope_theta, c.yarn),
+            rotation(positions_BT, c.index_rope_dim, c.compress_rope_theta, c.yarn),
             (segments_BT > 0).flatten().float(),
             self.auxiliary,
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from model.config import EngramConfig, NetworkConfig
+from model.config import EngramConfig, NetworkConfig, YarnConfig
 
 PRESETS: dict[str, NetworkConfig] = {
     "flash-slim": NetworkConfig(name="flash-slim"),
@@ -56,6 +56,7 @@ PRESETS: dict[str, NetworkConfig] = {
         index_dim=128,
         index_rope_dim=64,
         index_topk=512,
+        yarn=YarnConfig(),
         window_format="fp8",
         experts=384,
         expert_width=2304,
