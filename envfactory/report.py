@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -63,20 +64,32 @@ def write(
     out: Path,
     *,
     source: str | None = None,
-    head: Sequence[tuple[str, int]] = (),
     title: str = "Task quality",
 ) -> int:
     """Write the report of all tasks (of one source) to `out`, atomically; returns their number.
 
-    `head` puts steps before the funnel's first one, such as ("edits tried", 2000).
+    The funnel of a whole catalog begins with the proposals that never became a task.
     """
     tasks = catalog.list_tasks(source=source)
     known = {report.task_id: report for report in catalog.list_reports()}
     reports = [known.get(task.id) or QualityReport(task_id=task.id) for task in tasks]
     candidates = {found.task_id: found for found in catalog.list_candidates()}
+    head = proposals(catalog, len(tasks)) if source is None else []
     html = render(tasks, reports, candidates, catalog.blobs, head=head, title=title, now=time.time())
     write_atomic(out, html.encode(errors="replace"))
     return len(tasks)
+
+
+def proposals(catalog: Catalog, tasks: int) -> list[tuple[str, int]]:
+    """Steps of the funnel before there were tasks: what was proposed, and what is left after each reason."""
+    made = catalog.stages.list("proposal").values()
+    reasons = Counter(str(one["reason"]) for one in made if one["task"] is None)
+    left = tasks + reasons.total()
+    steps = [("proposals", left)] if reasons else []
+    for reason, count in reasons.most_common():
+        left -= count
+        steps.append((f"not: {reason}", left))
+    return steps
 
 
 def render(

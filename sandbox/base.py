@@ -212,7 +212,7 @@ class Process(Protocol):
         ...
 
     def __aiter__(self) -> AsyncIterator[Chunk]:
-        """Both streams until their ends, nothing lost however slow the reader."""
+        """Both streams until their ends, nothing lost however slow the reader who begins with the process."""
         ...
 
     async def resize(self, size: Size) -> None:

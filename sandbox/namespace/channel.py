@@ -117,17 +117,19 @@ class Channel:
 class Collector:
     """Drains one pipe as fast as it fills, keeping the first and last halves of `limit` bytes.
 
-    With `follow`, everything also goes to a reader; the pipe then waits while he is far behind.
+    `follow` also gives everything to a reader; the pipe then waits while he is far behind. With `early`, what
+    comes before he begins is kept for him, up to FAR_BEHIND bytes: beyond, nobody seems to want it.
     """
 
     FAR_BEHIND = 1 << 20
 
-    def __init__(self, fd: int, limit: int) -> None:
+    def __init__(self, fd: int, limit: int, *, early: bool = False) -> None:
         self.last_data = 0.0
         self.ended: asyncio.Future[None]
         self._fd = fd
         self._kept = Kept(limit)
-        self._followed: deque[bytes] | None = None
+        self._followed: deque[bytes] | None = deque() if early else None
+        self._following = False
         self._behind = 0
         self._fresh = asyncio.Event()
         self._loop = asyncio.get_running_loop()
@@ -156,12 +158,16 @@ class Collector:
             self._followed.append(data)
             self._behind += len(data)
             self._fresh.set()
-            if self._behind > self.FAR_BEHIND:
+            if self._behind > self.FAR_BEHIND and self._following:
                 self._loop.remove_reader(self._fd)
+            elif self._behind > self.FAR_BEHIND:
+                self._followed, self._behind = None, 0
 
     async def follow(self) -> AsyncIterator[bytes]:
         """Everything kept so far, then everything that comes, to its end."""
-        self._followed = deque([self.take()])
+        self._following = True
+        if self._followed is None:
+            self._followed = deque([self.take()])
         while True:
             while self._followed:
                 data = self._followed.popleft()

@@ -66,7 +66,7 @@ class NamespaceProcess:
         self._may_kill_monitor = may_kill_monitor
         self._started = time.monotonic()
         self._out = None if stream else Collector(self._stdout_fd, max_output)
-        self._err = Collector(stderr, max_output)
+        self._err = Collector(stderr, max_output, early=stream)
         self._reader = LineReader(limit=64 << 20) if stream else None
         self._transport: asyncio.ReadTransport | None = None
         self._writing = asyncio.Lock()

@@ -26,7 +26,7 @@ from catalog.models import (
 )
 from catalog.store import Catalog
 from envfactory import charts
-from envfactory.report import diff_lines, render, visible, write
+from envfactory.report import diff_lines, proposals, render, visible, write
 from tests.catalog.test_store import make_task
 
 ATTACKS = [
@@ -186,3 +186,13 @@ def test_diffs_are_classified_by_place_not_by_look() -> None:
 
 def test_long_text_is_cut_and_says_so() -> None:
     assert visible("a" * 30, 10) == "a" * 10 + "\n... 20 more characters are not shown"
+
+
+def test_the_funnel_begins_with_what_never_became_a_task(tmp_path: Path) -> None:
+    with Catalog.open(tmp_path / "home") as catalog:
+        catalog.put_task(make_task())
+        for number, reason in enumerate(["unnoticed", "slow", "unnoticed"]):
+            catalog.stages.put("proposal", str(number), {"reason": reason, "task": None})
+        catalog.stages.put("proposal", "3", {"reason": "", "task": {"id": "x"}})
+        assert proposals(catalog, 1) == [("proposals", 4), ("not: unnoticed", 2), ("not: slow", 1)]
+        assert "not: unnoticed" in page(catalog, tmp_path)

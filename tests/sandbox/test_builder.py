@@ -126,7 +126,7 @@ async def test_debian_python_and_node_twice_the_same(tmp_path: Path) -> None:
             spec = SandboxSpec(image=again.digest, memory_mb=512, disk_mb=128)
             async with await provider.create(spec) as box:
                 script = "pytest -q && echo $GREETING && bin/tool && id -un && cat /etc/debian_version"
-                result = await box.exec(script)
+                result = await box.exec(script, timeout=300)
                 assert result.ok, result.text
                 assert result.stdout.split()[-4:-1] == [b"hello", b"work", b"agent"]
                 assert (await box.exec("touch /usr/x")).exit_code == 1
@@ -157,6 +157,6 @@ async def test_python_and_node_on_the_host_s_base_twice_the_same(tmp_path: Path)
             digests.add(made.digest)
             async with await provider.create(SandboxSpec(image=made.digest)) as box:
                 script = "python -c 'import more_itertools' && node -e \"require('is-number')\""
-                result = await box.exec(script)
+                result = await box.exec(script, timeout=300)
                 assert result.ok, result.text
     assert len(digests) == 1

@@ -224,6 +224,20 @@ async def test_both_streams_as_they_come(box: NamespaceSandbox) -> None:
     assert (await process.wait()).exit_code == 2
 
 
+async def test_what_came_before_the_reader_began_is_kept(box: NamespaceSandbox) -> None:
+    process = await box.spawn("head -c 500000 /dev/zero >&2; echo up; head -c 900000 /dev/zero >&2")
+    await asyncio.sleep(0.5)
+    sizes = {"stdout": 0, "stderr": 0}
+    async for chunk in process:
+        sizes[chunk.stream] += len(chunk.data)
+    assert sizes["stdout"] == 3
+    assert sizes["stderr"] in (1_400_000, 65_536), "beyond a megabyte nobody seems to want it"
+    quick = await box.spawn("head -c 700000 /dev/zero >&2; echo up")
+    await asyncio.sleep(0.5)
+    seen = [chunk async for chunk in quick]
+    assert sum(len(chunk.data) for chunk in seen) == 700_003
+
+
 async def test_the_log_tells_the_story(box: NamespaceSandbox, store: Path) -> None:
     await box.write("in.txt", b"data")
     await box.exec("cat in.txt; exit 5", stdin=b"typed")
