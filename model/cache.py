@@ -1,8 +1,8 @@
 """The key-value state of a flash network for many sequences at once.
 
 Kept for each slot: the last W window keys of every layer, every latent and index key of each memory, and the
-raw projection of a token whose pair is incomplete. Values are stored as the low-precision cache gives them
-back (quantize-dequantize), in the network's type.
+raw projection of a token whose pair is incomplete; with Engram, the last tokens. Values are stored as the
+low-precision cache gives them back (quantize-dequantize), in the network's type.
 
 The window is a ring: the key of position p lies in column p modulo W; one more column takes the token that
 is being decoded, and what padding writes.
@@ -50,6 +50,8 @@ class FlashCache:
         self._starts = [0] * slots
         weight = network.embedding.weight
         self._windows_LSWD = weight.new_zeros(config.layers, slots, config.window + 1, config.head_dim)
+        reach = 0 if config.engram is None else config.engram.max_ngram - 1
+        self._tokens_SH = torch.zeros(slots, reach, dtype=torch.long, device=weight.device)
         self._sources: dict[int, _SourceStore] = {}
         for layer in config.kv_source:
             groups = max_tokens // config.compress_ratios[layer] + 1
@@ -79,6 +81,7 @@ class FlashCache:
         """See `Cache.fork`."""
         self._lengths[dst], self._starts[dst] = self._lengths[src], self._starts[src]
         self._windows_LSWD[:, dst] = self._windows_LSWD[:, src]
+        self._tokens_SH[dst] = self._tokens_SH[src]
         for layer, store in self._sources.items():
             groups = self._lengths[src] // self.network.config.compress_ratios[layer]
             store.latents_SMD[dst, :groups] = store.latents_SMD[src, :groups]
@@ -155,6 +158,14 @@ class _View:
         self.slots_B, self.lengths_B, self.counts_B = torch.tensor(
             [self.slots, lengths, self.counts], device=device
         )
+
+    def history(self, tokens_BT: Tensor, count: int) -> Tensor:
+        """See `State`."""
+        before = self.cache._tokens_SH[self.slots_B]
+        joined = torch.cat((before, tokens_BT), 1)
+        newest = self.counts_B.unsqueeze(1) + torch.arange(count, device=joined.device)
+        self.cache._tokens_SH[self.slots_B] = joined.gather(1, newest)
+        return before
 
     def window_positions(self, layer: int) -> Tensor:
         """See `State`."""

@@ -1,8 +1,7 @@
 """Shape of a flash network, without torch, so that any room may read and check it.
 
 Field names follow the release's `config.json` where it has the field. What the small nets leave to a later
-issue (Engram, multi-stream residuals, DSpark, vision, YaRN) has no field here, so that no setting is
-silently ignored.
+issue (DSpark, vision) has no field here, so that no setting is silently ignored.
 """
 
 from __future__ import annotations
@@ -24,6 +23,41 @@ class LayerKind(StrEnum):
     """Selects anew from the memory of an earlier layer."""
     REUSE = "reuse"
     """Takes memory and selection of an earlier layer."""
+
+
+class EngramConfig(BaseModel):
+    """N-gram tables of some encoder layers."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    layers: tuple[int, ...]
+    table_rows: int = Field(ge=2)
+    """Tables have at least so many rows: their sizes are the primes from here on."""
+    max_ngram: int = Field(default=4, ge=2)
+    heads: int = 8
+    """Tables for each n-gram order."""
+    head_dim: int = 256
+    """Channels of a row."""
+    compressed_vocab: int
+    """Number of compressed tokens; hash factors are drawn by it."""
+    pad_token: int = 0
+    """Token whose compressed id stands for what an n-gram may not reach."""
+    row_format: Literal["fp8", "none"] = "fp8"
+    """Rows: FP8 with one power-of-two scale for 32 channels, or as they are."""
+
+
+class YarnConfig(BaseModel):
+    """Longer contexts by slower rotation: YaRN, without its change of attention temperature."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    factor: float = Field(default=16.0, ge=1)
+    """How much slower the channels rotate that turn less than `beta_slow` times."""
+    beta_fast: float = 32.0
+    """Turns within `original` from which on a channel keeps its speed."""
+    beta_slow: float = 1.0
+    original: int = 65_536
+    """Tokens of the context that the network was first trained on."""
 
 
 class NetworkConfig(BaseModel):
@@ -62,6 +96,8 @@ class NetworkConfig(BaseModel):
     """Rotation base of layers that read no memory."""
     compress_rope_theta: float = 160_000.0
     """Rotation base of layers that do, for query, window, latent and indexer alike."""
+    yarn: YarnConfig | None = None
+    """Of those layers too, if any."""
     memory_format: Literal["fp4", "none"] = "fp4"
     """Main cache: FP4 with one e4m3 scale per 16 channels, or as computed."""
     index_format: Literal["mxfp4", "none"] = "mxfp4"
@@ -75,6 +111,13 @@ class NetworkConfig(BaseModel):
     routed_scaling: float = 1.5
     swiglu_limit: float = 10.0
     norm_eps: float = 1e-6
+    streams: int = Field(default=1, ge=1)
+    """n, residual streams (manifold-constrained hyper-connections); 1 is the plain residual."""
+    sinkhorn_steps: int = Field(default=20, ge=1)
+    """Row and column normalisations of the streams' mixing."""
+    stream_eps: float = 1e-6
+    engram: EngramConfig | None = None
+    """N-gram tables, if any."""
     tie_embeddings: bool = True
     """Whether the head is the embedding matrix. The release keeps two matrices."""
 
@@ -93,6 +136,8 @@ class NetworkConfig(BaseModel):
             raise ValueError(
                 "every kv_source layer must be an index_source layer: a new memory needs a selection"
             )
+        if self.engram is not None and not all(0 <= at < layers // 2 for at in self.engram.layers):
+            raise ValueError("engram layers must be encoder layers: the decoder does not run on every token")
         ratio = 0
         for layer in range(layers):
             if layer in self.kv_source:

@@ -42,6 +42,8 @@ class FlashPolicy:
     def fresh(cls, name: str, *, seed: int) -> FlashPolicy:
         """A preset with weights drawn from `seed`; the global random state is left as it was."""
         config = preset(name)
+        if name == "flash":
+            raise ValueError("flash is too large to build: take flash-nano, or model.release.meta_network")
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             return cls(config, Network(config))

@@ -39,6 +39,11 @@ class _Prefix:
     encoder_layers: int
     windows: dict[int, Tensor] = field(default_factory=dict)
     memories: dict[int, Memory] = field(default_factory=dict)
+    tokens_GT: Tensor | None = None
+
+    def history(self, tokens_BT: Tensor, count: int) -> Tensor:
+        self.tokens_GT = tokens_BT
+        return tokens_BT.new_zeros(len(tokens_BT), count)
 
     def window_positions(self, layer: int) -> Tensor:
         return self.counts_G.new_full((len(self.counts_G), self.window_size), -1)
@@ -66,6 +71,12 @@ class _Tail:
 
     prefix: _Prefix
     rows_B: Tensor
+
+    def history(self, tokens_BT: Tensor, count: int) -> Tensor:
+        before = self.prefix.tokens_GT
+        assert before is not None
+        at = self.prefix.counts_G.unsqueeze(1) + torch.arange(-count, 0, device=before.device)
+        return before.gather(1, at.clamp_min(0))[self.rows_B]
 
     def window_positions(self, layer: int) -> Tensor:
         size = self.prefix.window_size

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from model.config import NetworkConfig
+from model.config import EngramConfig, NetworkConfig, YarnConfig
 
 PRESETS: dict[str, NetworkConfig] = {
     "flash-slim": NetworkConfig(name="flash-slim"),
@@ -38,9 +38,38 @@ PRESETS: dict[str, NetworkConfig] = {
         expert_width=16,
         shared_width=16,
     ),
+    "flash": NetworkConfig(
+        name="flash",
+        vocab=129_280,
+        width=5120,
+        heads=64,
+        head_dim=512,
+        rope_dim=64,
+        query_rank=1280,
+        output_groups=8,
+        output_rank=1024,
+        window=128,
+        compress_ratios=(0, 0, *[2] * 18, *[1] * 20),
+        kv_source=(2, 8, 14, 20),
+        index_source=(2, 8, 14, 20, 24, 28, 32, 36),
+        index_heads=32,
+        index_dim=128,
+        index_rope_dim=64,
+        index_topk=512,
+        yarn=YarnConfig(),
+        window_format="fp8",
+        experts=384,
+        expert_width=2304,
+        experts_per_token=6,
+        shared_width=2304,
+        norm_eps=1e-20,
+        streams=4,
+        engram=EngramConfig(layers=(1, 14), table_rows=16_000_000, compressed_vocab=99_092, pad_token=2),
+        tie_embeddings=False,
+    ),
 }
 """`flash-nano` (the student) and `flash-slim` (a narrower teacher) are trained and share a tokenizer;
-`flash-tiny` is for tests."""
+`flash-tiny` is for tests. `flash` is the release, 748 billion parameters: `model.release.meta_network`."""
 
 
 def preset(name: str) -> NetworkConfig:

@@ -5,17 +5,36 @@ Axes: R rotating channels. Angles are float32 whatever the network's type.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
+from model.config import YarnConfig
 from model.layers import precise
 
 
-def rotation(positions: Tensor, channels: int, theta: float) -> Tensor:
-    """Unit complex numbers [..., R/2] at angles `position * theta^(-2i/R)`, i in 0..R/2-1."""
+def rotation(positions: Tensor, channels: int, theta: float, yarn: YarnConfig | None = None) -> Tensor:
+    """Unit complex numbers [..., R/2] at angles `position * theta^(-2i/R)`, i in 0..R/2-1, slowed by YaRN."""
     exponents = torch.arange(0, channels, 2, device=positions.device, dtype=torch.float32) / channels
-    angles = positions.unsqueeze(-1).float() * theta**-exponents
+    speeds = theta**-exponents
+    if yarn is not None:
+        speeds = speeds * _slowing(channels, theta, yarn).to(positions.device)
+    angles = positions.unsqueeze(-1).float() * speeds
     return torch.polar(torch.ones_like(angles), angles)
+
+
+def _slowing(channels: int, theta: float, yarn: YarnConfig) -> Tensor:
+    """Factor [R/2] of each pair's speed: 1 for fast pairs, 1/factor for slow ones, linear between."""
+
+    def pair_that_turns(times: float) -> float:
+        return channels * math.log(yarn.original / (times * 2 * math.pi)) / (2 * math.log(theta))
+
+    first = max(math.floor(pair_that_turns(yarn.beta_fast)), 0)
+    last = min(math.ceil(pair_that_turns(yarn.beta_slow)), channels - 1)
+    pairs = torch.arange(channels // 2, dtype=torch.float32)
+    slow = ((pairs - first) / max(last - first, 1e-3)).clamp(0, 1)
+    return slow / yarn.factor + (1 - slow)
 
 
 def rotate_tail(x: Tensor, by: Tensor, *, inverse: bool = False) -> Tensor:
