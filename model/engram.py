@@ -147,6 +147,7 @@ class Engram(nn.Module):
         channels = (shape.max_ngram - 1) * shape.heads * shape.head_dim
         self.project = linear(channels, (config.streams + 1) * config.width)
         self.matrix_blocks = {"project.weight": config.streams + 1}
+        self.lookup_tables = {"table.weight": 5.0}
         # Gains, kept as vectors so that they are trained like those of norms.
         self.query_gain = nn.Parameter(torch.ones(config.streams * config.width))
         self.key_gain = nn.Parameter(torch.ones(config.streams * config.width))
