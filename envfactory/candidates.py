@@ -22,7 +22,7 @@ from pydantic import BaseModel, ConfigDict
 
 from catalog.models import Candidate, CandidateSet
 from envfactory.repair import BuggyWorkspace, Choice, Runner, Search, attempt
-from verifiers.operators import even_weights
+from verifiers.operators import even_weights, window
 
 Judge = Callable[[Mapping[str, bytes | None]], Awaitable[bool | None]]
 """Verdict of the hidden tests on the workspace with these files changed; None: it could not be judged."""
@@ -115,8 +115,7 @@ def _window(search: Search, task_id: str, config: CandidateConfig) -> list[int]:
     if len(same) < config.count:
         same = list(range(len(pool)))
     same.sort(key=place)
-    first = max(0, min(same.index(right) - rng.randrange(config.window), len(same) - config.window))
-    return same[first : first + config.window]
+    return window(same, right, config.window, rng)
 
 
 async def choose(

@@ -35,7 +35,7 @@ from model.chat import ChatFormat, Message
 from rollout.agents.choice_prompt import MAX_TRIES, render_choice, render_try
 from sft.data import Example
 from sft.demonstrations import taught
-from verifiers.operators import Edit, FunctionSpan, edits, even_weights, functions
+from verifiers.operators import Edit, FunctionSpan, edits, even_weights, functions, window
 
 CANDIDATES = 8
 WINDOW = 48
@@ -108,8 +108,7 @@ def nearby(others: list[Edit], right: Edit, rng: random.Random) -> list[Edit]:
     """
     jitter = {id(edit): rng.random() for edit in (*others, right)}
     ranked = sorted((*others, right), key=lambda edit: (edit.line, jitter[id(edit)]))
-    first = max(0, min(ranked.index(right) - rng.randrange(WINDOW), len(ranked) - WINDOW))
-    return [edit for edit in ranked[first : first + WINDOW] if edit is not right]
+    return [edit for edit in window(ranked, right, WINDOW, rng) if edit is not right]
 
 
 def games_of(

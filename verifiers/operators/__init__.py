@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from verifiers.operators.base import Edit, Operator
 from verifiers.operators.generate import OPERATORS, edits, inverse
-from verifiers.operators.prior import even_weights, operator_prior
+from verifiers.operators.prior import even_weights, operator_prior, window
 from verifiers.operators.spans import FunctionSpan, functions
 
 __all__ = [
@@ -25,4 +25,5 @@ __all__ = [
     "functions",
     "inverse",
     "operator_prior",
+    "window",
 ]

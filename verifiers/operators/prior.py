@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from random import Random
+from typing import TypeVar
 
 from verifiers.operators.generate import OPERATORS
+
+Item = TypeVar("Item")
 
 
 def operator_prior(
@@ -26,6 +30,12 @@ def operator_prior(
     weights = {name: table.get(name, 0.0) + smoothing for name in OPERATORS}
     total = sum(weights.values())
     return {name: weight / total for name, weight in weights.items()}
+
+
+def window(ranked: Sequence[Item], right: Item, size: int, rng: Random) -> list[Item]:
+    """At most `size` neighbours in a ranking, `right` among them at a random rank."""
+    first = max(0, min(ranked.index(right) - rng.randrange(size), len(ranked) - size))
+    return list(ranked[first : first + size])
 
 
 def even_weights(windows: Iterable[tuple[Counter[str], str]], *, rounds: int = 30) -> dict[str, float]:
