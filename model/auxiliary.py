@@ -29,6 +29,8 @@ class Auxiliary:
     stride: int
     balances: list[Tensor] = field(default_factory=list)
     alignments: list[Tensor] = field(default_factory=list)
+    encoded_BTd: Tensor | None = None
+    """The encoder's output, of which the decoder's memory is made."""
 
     def balance(self) -> Tensor:
         """Mean over layers; scalar."""

@@ -240,6 +240,8 @@ class Network(nn.Module):
                 else:
                     memory = state.memory(index, layer.source, normed)
             if index == middle:
+                if self.auxiliary is not None:
+                    self.auxiliary.encoded_BTd = collapse(x, pre)
                 x, pre, rows = self._enter_decoder(
                     x, pre, segments_BT, positions_BT, starts_BT, decoder_columns_BU, state, index
                 )

@@ -25,7 +25,7 @@ import textwrap
 import time
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -178,7 +178,19 @@ def message(game: Game, rng: random.Random) -> str:
     return rng.choice(MESSAGES).format(a=rng.randrange(20), b=rng.randrange(20), w=rng.choice(words))
 
 
-def played(game: Game, chat: ChatFormat, rng: random.Random, *, window: int | None, count: Any) -> Example:
+class Played(NamedTuple):
+    """A game as a document."""
+
+    example: Example
+    ends: tuple[int, ...]
+    """Where each candidate's text ends: positions of tokens, in the order shown."""
+    right: int
+    """Which of them is right, from 0."""
+
+
+def played(
+    game: Game, chat: ChatFormat, rng: random.Random, *, window: int | None, count: Callable[[str], int]
+) -> Played:
     """One document: candidates in some order, tries of wrong ones first, then the right one, submitted.
 
     Loss falls on the right try, where there is one left, and on the submission.
@@ -195,6 +207,8 @@ def played(game: Game, chat: ChatFormat, rng: random.Random, *, window: int | No
         count=count,
     )
     messages = [Message(role, text) for role, text in opening]  # pyright: ignore[reportArgumentType]
+    before = len(chat.render(messages[:-1])) + 1  # and the mark of the user's turn
+    ends = tuple(before + count(text) for text in until_each_end(opening[-1][1], len(shown)))
     teaches = [False] * len(messages)
     for done, index in enumerate([*wrong, 0][:MAX_TRIES], start=1):
         said = error if rng.random() < 0.6 else message(game, rng)
@@ -203,7 +217,17 @@ def played(game: Game, chat: ChatFormat, rng: random.Random, *, window: int | No
         messages += [Message("assistant", f"try {number}"), Message("tool", reply)]
         teaches += [index == 0, False]
     messages.append(Message("assistant", f"submit {shown.index(0) + 1}"))
-    return taught("", messages, [*teaches, True], chat, window)
+    return Played(taught("", messages, [*teaches, True], chat, window), ends, shown.index(0))
+
+
+def until_each_end(text: str, candidates: int) -> Iterator[str]:
+    """The prompt up to the end of each candidate. One number cannot be taken for another: they come in order,
+    and what stands before the first is passed over from the end."""
+    ends = [len(text)]
+    for number in range(candidates, 1, -1):
+        headers = [m.start() for m in re.finditer(rf"^{number} .+:\d+$", text[: ends[-1]], re.MULTILINE)]
+        ends.append(headers[-1] - 1)
+    return (text[:end] for end in reversed(ends))
 
 
 def rows(path: Path) -> Iterator[dict[str, Any]]:

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from model.auxiliary import collect
 from model.batch import Batch
@@ -54,6 +54,10 @@ class Document(NamedTuple):
     """Positions that bear loss."""
     start: int
     """Where the decoder's bounded replay begins."""
+    ends: tuple[int, ...]
+    """Where each candidate's text ends."""
+    right: int
+    """Which candidate is right."""
 
 
 def encode_games(work: tuple[dict[str, Any], int]) -> list[Document]:
@@ -67,8 +71,8 @@ def encode_games(work: tuple[dict[str, Any], int]) -> list[Document]:
 
     made = (played(game, chat, rng, window=REPLAY, count=count) for game in games_in_row(row))
     return [
-        Document(np.array(e.tokens, dtype=np.int16), np.array(e.targets, dtype=np.int16), e.start)
-        for e in made
+        Document(np.array(e.tokens, dtype=np.int16), np.array(e.targets, dtype=np.int16), e.start, ends, right)
+        for e, ends, right in made
     ]
 
 
@@ -94,6 +98,15 @@ class Code:
         return plain_batch(ids_BT[:, :-1]), ids_BT[:, 1:]
 
 
+class Choices(NamedTuple):
+    """What a batch of games is about."""
+
+    ends_BC: Tensor
+    """Columns where each candidate's text ends."""
+    right_B: Tensor
+    """Which candidate is right."""
+
+
 class Games:
     """Documents of one epoch in a random order, padded to one length."""
 
@@ -108,13 +121,23 @@ class Games:
         self.ids, self.said = torch.from_numpy(ids).to(device), torch.from_numpy(said).to(device)
         self.lengths = torch.tensor([len(d.ids) for d in kept], device=device)
         self.starts = torch.tensor([d.start for d in kept], device=device)
+        self.ends = torch.tensor([d.ends for d in kept], device=device)
+        self.right = torch.tensor([d.right for d in kept], device=device)
 
     def __len__(self) -> int:
         return len(self.ids)
 
+    def choices(self, at: int, count: int) -> Choices:
+        """Of the documents of `batch`."""
+        index_B = self._index(at, count)
+        return Choices(self.ends[index_B], self.right[index_B])
+
+    def _index(self, at: int, count: int) -> Tensor:
+        return torch.arange(at, at + count, device=self.ids.device) % len(self)
+
     def batch(self, at: int, count: int) -> tuple[Batch, Tensor]:
         """(batch with the decoder's bounded replay, targets [B, T]); `at` wraps around."""
-        index_B = (torch.arange(at, at + count, device=self.ids.device)) % len(self)
+        index_B = self._index(at, count)
         ids_BT, said_BT = self.ids[index_B].long(), self.said[index_B]
         batch = plain_batch(
             ids_BT[:, :-1], lengths_B=self.lengths[index_B] - 1, starts_B=self.starts[index_B]
@@ -151,6 +174,25 @@ def loss_of(policy: Policy, hidden_BTd: Tensor, targets_BT: Tensor) -> tuple[Ten
     targets_N = targets_BT[wanted_BT]
     loss = torch.nn.functional.cross_entropy(logits_NV.float(), targets_N)
     return loss, logits_NV.argmax(-1) == targets_N
+
+
+class Pointer(nn.Module):
+    """Reads off the encoder's output which candidate is right; it is thrown away after pretraining.
+
+    The pick itself is one token of a document. This loss says of each candidate, where its text ends, whether it
+    was the right one, in the half of the network that must notice; the decoder then only has to look it up.
+    """
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm = nn.RMSNorm(width)
+        self.score = nn.Linear(width, 1)
+
+    def forward(self, encoded_BTd: Tensor, choices: Choices) -> Tensor:
+        """Mean over documents of the cross-entropy over their candidates, in nats; scalar."""
+        index_BCd = choices.ends_BC[..., None].expand(-1, -1, encoded_BTd.shape[2])
+        scores_BC = self.score(self.norm(encoded_BTd.gather(1, index_BCd))).squeeze(-1)
+        return nn.functional.cross_entropy(scores_BC.float(), choices.right_B)
 
 
 class Data:
@@ -200,8 +242,11 @@ def train(args: argparse.Namespace, preset_name: str, data: Data) -> dict[str, o
     policy.module.to(device).train()
     if args.compile:
         policy.module.compile(dynamic=False)
-    optimizer = make_optimizer(policy, args.lr, fused=device == "cuda")
+    pointer = Pointer(policy.width).to(device)
+    trained = [*policy.module.parameters(), *pointer.parameters()]
+    optimizer = make_optimizer(trained, args.lr, fused=device == "cuda")
     games: Games | None = None
+    choices: Choices | None = None
     epoch = at = seen = skipped = 0
     began, step, seconds = time.monotonic(), 0, args.minutes * 60
     while (spent := time.monotonic() - began) < seconds and step < args.steps:
@@ -214,6 +259,7 @@ def train(args: argparse.Namespace, preset_name: str, data: Data) -> dict[str, o
             if games is None or at >= len(games):
                 games, epoch, at = data.epoch(epoch, device), epoch + 1, 0
             batch, targets = joined(batch, targets, *games.batch(at, args.game_rows))
+            choices = games.choices(at, args.game_rows)
             at += args.game_rows
             seen += args.game_rows
         losses: list[Tensor] = []
@@ -226,8 +272,11 @@ def train(args: argparse.Namespace, preset_name: str, data: Data) -> dict[str, o
                 (slice(0, -args.game_rows), slice(-args.game_rows, None)) if games else (slice(None),)
             ):
                 losses.append(loss_of(policy, hidden_BTd[part], targets[part])[0])
+            if choices is not None:
+                assert beside.encoded_BTd is not None
+                losses.append(pointer(beside.encoded_BTd[-args.game_rows :], choices))
         (sum(losses) + 1e-4 * beside.balance() + beside.indexer()).backward()
-        norm = torch.nn.utils.clip_grad_norm_(policy.module.parameters(), 1.0)
+        norm = torch.nn.utils.clip_grad_norm_(trained, 1.0)
         if not math.isfinite(float(norm)):
             skipped += 1
             if skipped > MAX_SKIPPED:
@@ -258,9 +307,8 @@ def train(args: argparse.Namespace, preset_name: str, data: Data) -> dict[str, o
     }
 
 
-def make_optimizer(policy: FlashPolicy, lr: float, *, fused: bool) -> torch.optim.Optimizer:
+def make_optimizer(parameters: list[nn.Parameter], lr: float, *, fused: bool) -> torch.optim.Optimizer:
     """AdamW; matrices decay, vectors do not."""
-    parameters = list(policy.module.parameters())
     groups = [
         {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": 0.1},
         {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},

@@ -59,7 +59,7 @@ def test_only_the_right_try_and_the_submission_bear_loss() -> None:
     for seed in range(60):
         one = played(
             game, chat, random.Random(seed), window=128, count=lambda text: len(tokenizer.encode(text))
-        )
+        ).example
         text = tokenizer.decode(one.tokens)
         learnt = tokenizer.decode([one.tokens[at] for at in one.targets])
         tries = text.count("try ")
@@ -75,3 +75,22 @@ def test_only_the_right_try_and_the_submission_bear_loss() -> None:
         assert learnt.count("try") == (f"{answer} passes" in text)
         assert one.start == max(0, one.targets[0] - 128) or tries > 1
     assert courses == {1, 2, 3}
+
+
+def test_each_candidate_s_end_and_the_right_one_are_known() -> None:
+    tokenizer = Tokenizer()
+    chat = FlashChat(tokenizer)
+    for game in games_of(SOURCE, seed=3, weights={}):
+        example, ends, right = played(
+            game, chat, random.Random(5), window=128, count=lambda text: len(tokenizer.encode(text))
+        )
+        assert len(ends) == 8
+        starts = [ends[0] - 20, *ends]
+        for number, (start, end) in enumerate(zip(starts, ends, strict=False), start=1):
+            shown = tokenizer.decode(example.tokens[start:end])
+            assert number == 1 or shown.startswith(f"\n{number} module.py:")
+            after = shown.rpartition("\n")[2].removeprefix("+ ")
+            if number == right + 1 and len(game.candidates[0].after.splitlines()) == 1:
+                assert after.strip("~") in game.candidates[0].after
+        assert example.tokens[ends[-1]] == tokenizer.end
+        assert f"submit {right + 1}" in tokenizer.decode(example.tokens[-8:])
