@@ -14,7 +14,7 @@ class SynthConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    tasks: dict[Split, int] = {"train": 60, "dev": 12, "test": 106}
+    tasks: dict[Split, int] = {"train": 50, "dev": 10, "test": 100}
     """Accepted tasks wanted for each split; the synthesis stops proposing when it has them."""
     choices: bool = True
     """Also make a candidate set for each accepted task (the `repair-choice` agent needs one), and count a
