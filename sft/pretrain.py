@@ -71,8 +71,14 @@ def encode_games(work: tuple[dict[str, Any], int]) -> list[Document]:
 
     made = (played(game, chat, rng, window=REPLAY, count=count) for game in games_in_row(row))
     return [
-        Document(np.array(e.tokens, dtype=np.int16), np.array(e.targets, dtype=np.int16), e.start, ends, right)
-        for e, ends, right in made
+        Document(
+            np.array(one.tokens, dtype=np.int16),
+            np.array(one.targets, dtype=np.int16),
+            one.start,
+            ends,
+            right,
+        )
+        for one, ends, right in made
     ]
 
 
@@ -179,8 +185,8 @@ def loss_of(policy: Policy, hidden_BTd: Tensor, targets_BT: Tensor) -> tuple[Ten
 class Pointer(nn.Module):
     """Reads off the encoder's output which candidate is right; it is thrown away after pretraining.
 
-    The pick itself is one token of a document. This loss says of each candidate, where its text ends, whether it
-    was the right one, in the half of the network that must notice; the decoder then only has to look it up.
+    The pick itself is one token of a document. This loss says of each candidate, where its text ends, whether
+    it was the right one, in the half of the network that must notice; the decoder only has to look it up.
     """
 
     def __init__(self, width: int) -> None:
