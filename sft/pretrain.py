@@ -17,6 +17,7 @@ import multiprocessing
 import os
 import random
 import time
+from collections.abc import Sequence
 from multiprocessing.pool import Pool
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -60,6 +61,10 @@ class Document(NamedTuple):
     """Which candidate is right."""
 
 
+def as_int16(values: Sequence[int]) -> np.ndarray:
+    return np.array(values, dtype=np.int16)
+
+
 def encode_games(work: tuple[dict[str, Any], int]) -> list[Document]:
     """One document for each game of a file; `epoch` changes order and course of the games."""
     row, epoch = work
@@ -71,13 +76,7 @@ def encode_games(work: tuple[dict[str, Any], int]) -> list[Document]:
 
     made = (played(game, chat, rng, window=REPLAY, count=count) for game in games_in_row(row))
     return [
-        Document(
-            np.array(one.tokens, dtype=np.int16),
-            np.array(one.targets, dtype=np.int16),
-            one.start,
-            ends,
-            right,
-        )
+        Document(as_int16(one.tokens), as_int16(one.targets), one.start, ends, right)
         for one, ends, right in made
     ]
 
