@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from catalog.models import CandidateSet, Task, Trajectory
+from catalog.models import CandidateSet, RunKind, Task, Trajectory
+from catalog.runs import RunFolder, read_run
 from catalog.store import Catalog
 from console.demo.config import DemoConfig
 from console.demo.split import Parts, endless
 from console.progress import Stage
+from console.runs import record
 from envfactory.synthesis import Synthesis, Tools, synthesize
 from model.policy import Policy, load_policy
 from opd.config import TeacherConfig
@@ -105,7 +107,9 @@ def fine_tune(bench: Bench, parts: Parts, config: SftConfig, name: str) -> Path:
     data = examples(bench, parts.sft, policy, bench.config.variants)
     dev = examples(bench, parts.dev, policy, 2)
     config = config.model_copy(update={"seed": bench.config.seed})
-    return train(config, policy, data, run=bench.folder / name, dev=dev).policy
+    result = train(config, policy, data, run=bench.folder / name, dev=dev)
+    record(bench.catalog, bench.folder / name)
+    return result.policy
 
 
 def engine_config(config: DemoConfig) -> EngineConfig:
@@ -145,7 +149,7 @@ class Rollout:
                 agent(bench, judge, fresh=False),
                 self._order,
                 folder=self._folder / "rollout",
-                run_id=self._folder.name,
+                run_id=read_run(self._folder).id,
                 config=service,
                 trained=trained,
             )
@@ -162,7 +166,9 @@ async def reinforce(bench: Bench, parts: Parts, start: Path, name: str) -> Path:
 
     async with Rollout(bench, bench.folder / name, start, parts.rl, bench.config.service) as open_samples:
         config = bench.config.rl.model_copy(update={"policy": "sft", "seed": bench.config.seed})
-        return (await train(config, load_policy(str(start)), open_samples, run=bench.folder / name)).policy
+        result = await train(config, load_policy(str(start)), open_samples, run=bench.folder / name)
+    record(bench.catalog, bench.folder / name)
+    return result.policy
 
 
 async def distil(
@@ -182,27 +188,37 @@ async def distil(
         )
         policy = load_policy(str(start))
         result = await train(config, policy, open_samples, run=bench.folder / "opd", domain_of=domain_of)
-        return result.policy
+    record(bench.catalog, bench.folder / "opd")
+    return result.policy
 
 
 async def measure(bench: Bench, tasks: Sequence[Task], policy_folder: Path, name: str) -> Evaluation:
     """Pass rate of a policy, every verdict made anew; a killed one goes on in its folder."""
+    config = EvaluationConfig(
+        samples=bench.config.eval_samples,
+        effort=bench.config.eval_effort,
+        sampling=bench.config.sampling,
+        seed=bench.config.seed,
+    )
+    run = bench.folder / "evaluation" / name
+    resolved = {"policy": name, "evaluation": config.model_dump(mode="json")}
     policy = load_policy(str(policy_folder))
     engine = NativeEngine(policy, engine_config(bench.config))
     try:
-        async with grader(bench) as judge:
-            return await evaluate(
-                tasks,
-                Speaker(engine, policy.chat, policy.tokenizer, name),
-                agent(bench, judge, fresh=True),
-                folder=bench.folder / "evaluation" / name,
-                run_id=f"eval-{name}",
-                config=EvaluationConfig(
-                    samples=bench.config.eval_samples,
-                    effort=bench.config.eval_effort,
-                    sampling=bench.config.sampling,
-                    seed=bench.config.seed,
-                ),
-            )
+        with RunFolder.open(
+            run, kind=RunKind.EVALUATION, config=resolved, seed=config.seed, resume=True
+        ) as folder:
+            async with grader(bench) as judge:
+                found = await evaluate(
+                    tasks,
+                    Speaker(engine, policy.chat, policy.tokenizer, name),
+                    agent(bench, judge, fresh=True),
+                    folder=run / "rollout",
+                    run_id=folder.run.id,
+                    config=config,
+                )
+            folder.finish(found.summary())
     finally:
         await engine.close()
+    record(bench.catalog, run)
+    return found
