@@ -16,14 +16,13 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import AsyncExitStack
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from catalog.models import (
     CandidateSet,
     Decision,
-    Limits,
     QualityReport,
     Status,
     Task,
@@ -34,7 +33,8 @@ from envfactory.bugs import Bug, Split, by_split, propose
 from envfactory.build import Build, build
 from envfactory.candidates import Chosen, choose, fit_weights
 from envfactory.config import SynthConfig
-from envfactory.mining import MiningConfig, mine
+from envfactory.mined import mined
+from envfactory.mining import MiningConfig
 from envfactory.packaging import Draft, Packager
 from envfactory.repair import BuggyWorkspace, Search, record, restore
 from envfactory.sources import open_source
@@ -136,7 +136,10 @@ async def synthesize(
         results: list[Result] = []
         if config.history:
             progress("mining the history")
-            drafts = await factory.mined(history, tools, funnel, progress)
+            mining = MiningConfig(pairs=config.mining_pairs, seconds=600.0)
+            drafts, funnel.mined = await mined(
+                history, built, tools.catalog, tools.provider, tools.images, mining, progress
+            )
             results += [
                 one async for one in factory.examine(drafts[: config.history_tasks], None, funnel, tick)
             ]
@@ -259,33 +262,6 @@ class Factory:
                 config.model_dump(mode="json", exclude={"tasks", "parallel", "jobs"}),
             ]
         )
-
-    async def mined(self, history: Any, tools: Tools, funnel: Funnel, progress: Progress) -> list[Draft]:
-        """Drafts from the history. What a time limit cut is decided once and kept."""
-        mining = MiningConfig(pairs=self._config.mining_pairs, seconds=600.0)
-        looked = self._catalog.stages.get("mined", self._base)
-        drafts, counts = (
-            await mine(
-                history,
-                self._bench.build,
-                tools.provider,
-                tools.images,
-                config=mining,
-                progress=progress,
-            )
-            if looked is None or looked.value["drafts"]
-            else ([], None)
-        )
-        if counts is not None:
-            funnel.mined = dict(counts.counts)
-            slugs = [draft.slug for draft in drafts]
-            self._catalog.stages.put("mined", self._base, {"drafts": slugs, "counts": counts.counts})
-        elif looked is not None:
-            funnel.mined = looked.value["counts"]
-        # The old state may hang where the new one does not: no run may take much longer than the suite.
-        suite_s = sum(self._bench.build.suite.durations.values())
-        limits = Limits(timeout_s=round(min(60.0, max(4.0, 2 * suite_s)), 1))
-        return [replace(draft, limits=limits) for draft in drafts]
 
     async def examine(
         self, given: list[Bug] | list[Draft], split: Split | None, funnel: Funnel, tick: Ticker | None
