@@ -176,7 +176,7 @@ def list_roles(network: str, *settings: Overrides, config: Config = None, sessio
 def _sft(job: SftJob, run: Path, folders: list[Path]) -> dict[str, Any]:
     from catalog.errors import UserError
     from catalog.jsonl import read_lines
-    from catalog.models import Trajectory
+    from catalog.trajectory import Trajectory
     from model.policy import load_policy, replay_start
     from sft.data import Example
     from sft.train import train

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from catalog.models import CandidateSet, RunKind, Task, Trajectory
+from catalog.models import CandidateSet, RunKind, Task
 from catalog.runs import RunFolder, read_run
 from catalog.store import Catalog
+from catalog.trajectory import Trajectory
 from console.demo.config import DemoConfig
 from console.demo.split import Parts, endless
 from console.progress import Stage
