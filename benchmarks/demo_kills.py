@@ -153,8 +153,7 @@ def summary(folder: Path) -> dict[str, Any]:
 
 def doubles(folder: Path, name: str) -> list[str]:
     """Trajectory ids that occur twice in a stage's log."""
-    places = [folder / name / "rollout" / "trajectories.jsonl", folder / name / "trajectories.jsonl"]
-    counts = Counter(line["id"] for path in places if path.exists() for line in read_lines(path))
+    counts = Counter(line["id"] for line in read_lines(folder / name / "rollout" / "trajectories.jsonl"))
     return sorted(id for id, count in counts.items() if count > 1)
 
 

@@ -28,8 +28,9 @@ from typing import Any
 
 from catalog.atomic import write_atomic
 from catalog.blobs import Blobs
-from catalog.models import Task, ToolCall, Trajectory, Turn, Verdict
+from catalog.models import Task, Verdict
 from catalog.store import Catalog
+from catalog.trajectory import ToolCall, Trajectory, Turn
 from envfactory.config import SynthConfig
 from envfactory.formats.base import Parcel
 from envfactory.formats.parcels import pack

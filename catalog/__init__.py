@@ -1,5 +1,5 @@
 """What exists and what happened: schemas, database, files by content hash.
 
-`catalog.models` holds the frozen records that every room exchanges, `catalog.store` the database,
-`catalog.blobs` the content-addressed files, `catalog.jobs` the queue Protocol.
+`catalog.models` and `catalog.trajectory` hold the frozen records that every room exchanges, `catalog.store`
+the database, `catalog.blobs` the content-addressed files, `catalog.runs` the folders of runs.
 """

@@ -36,11 +36,11 @@ from catalog.models import (
     RunKind,
     Status,
     Task,
-    Trajectory,
     canonical_json,
 )
 from catalog.stages import StageTable
 from catalog.tables import candidate_sets, reports, runs, tasks, trajectories
+from catalog.trajectory import Trajectory
 from catalog.upsert import upsert
 from catalog.verdicts import VerdictTable
 

@@ -152,7 +152,7 @@ def export_run(
         atif or mini-swe-agent.
     """
     from catalog.jsonl import read_lines
-    from catalog.models import Trajectory
+    from catalog.trajectory import Trajectory
     from envfactory.formats.registry import trajectory_format
 
     found = trajectory_format(format)

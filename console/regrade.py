@@ -51,8 +51,8 @@ def regrade(run: str, *, fresh: Annotated[bool, Parameter(negative="")] = False,
 async def _regrade(session: Session, folder: Path, fresh: bool) -> tuple[list[Regraded], list[Regraded]]:
     """Results for the present verifiers, of this and of earlier calls, and what could not be judged now."""
     from catalog.jsonl import JsonLines, read_lines
-    from catalog.models import Trajectory
     from catalog.runs import held
+    from catalog.trajectory import Trajectory
     from console.progress import Stages
     from console.workshop import open_workshop
     from rollout.regrade import Leftovers, regrade, results

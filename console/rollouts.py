@@ -49,28 +49,12 @@ def evaluate(
 
 
 async def _evaluate(session: Session, job: EvaluateJob, run: Path) -> dict[str, Any]:
-    from catalog.models import RunKind
-    from catalog.runs import RunFolder
-    from console.runs import record
-    from console.workshop import open_speaker, open_workshop
-    from rollout.evaluate import evaluate
+    from catalog.runs import read_run
+    from console.jobs import measure
+    from console.workshop import open_workshop
 
-    resolved, seed = job.model_dump(mode="json"), job.evaluation.seed
-    with RunFolder.open(run, kind=RunKind.EVALUATION, config=resolved, seed=seed, resume=True) as folder:
-        async with open_workshop(session, jobs=job.jobs) as workshop:
-            tasks = workshop.tasks(job.agent, split=job.split, source=job.source, limit=job.limit)
-            agent = workshop.agent(job.agent, fresh=True, bash=job.bash)
-            async with open_speaker(job.policy, job.engine) as speaker:
-                found = await evaluate(
-                    tasks, speaker, agent,
-                    folder=run / "rollout", run_id=folder.run.id, config=job.evaluation,
-                )  # fmt: skip
-            # Tasks of one function resemble each other: they are resampled together.
-            clusters = {task.id: (task.origin.path, task.origin.function) for task in tasks}
-            result: dict[str, Any] = {"run": folder.run.id, "folder": str(run), **found.summary()}
-            if found.rates:
-                rate = found.estimate(clusters, seed=seed)
-                result |= {"rate": rate.mean, "low": rate.low, "high": rate.high, "n": len(found.rates)}
-            folder.finish(result)
-            record(workshop.catalog, run)
-    return result
+    async with open_workshop(session, jobs=job.jobs) as workshop:
+        tasks = workshop.tasks(job.agent, split=job.split, source=job.source, limit=job.limit)
+        await measure(workshop, job, tasks, run)
+    done = read_run(run)
+    return {"run": done.id, "folder": str(run), **done.summary}

@@ -93,8 +93,8 @@ def record(catalog: Catalog, folder: Path) -> str:
     Doing so again changes nothing. Trajectories of tasks that the catalog does not know are left out.
     """
     from catalog.jsonl import Position
-    from catalog.models import Trajectory
     from catalog.runs import read_run
+    from catalog.trajectory import Trajectory
 
     run = read_run(folder)
     file = (folder / "rollout" / "trajectories.jsonl").resolve()

@@ -22,9 +22,6 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
 
     from console.job_settings import OpdJob, RlJob, SftJob
-    from console.workshop import Workshop
-    from rollout.handover import OpenSamples
-    from rollout.samples import Speaker
 
 app = App(name="train", help="Turn trajectories and tasks into new weights.")
 
@@ -62,7 +59,7 @@ def sft(
     job = load_settings(SftJob, config, settings)
     if dry_run:
         return _show_settings(session, job)
-    _finish(session, run, _sft(job, run, trajectories))
+    _finish(session, run, _sft(session, job, run, trajectories))
 
 
 @app.command
@@ -173,10 +170,11 @@ def list_roles(network: str, *settings: Overrides, config: Config = None, sessio
     )
 
 
-def _sft(job: SftJob, run: Path, folders: list[Path]) -> dict[str, Any]:
+def _sft(session: Session, job: SftJob, run: Path, folders: list[Path]) -> dict[str, Any]:
     from catalog.errors import UserError
     from catalog.jsonl import read_lines
-    from catalog.models import Trajectory
+    from catalog.trajectory import Trajectory
+    from console.runs import record
     from model.policy import load_policy, replay_start
     from sft.data import Example
     from sft.train import train
@@ -195,74 +193,39 @@ def _sft(job: SftJob, run: Path, folders: list[Path]) -> dict[str, Any]:
                 start = 0 if window is None else replay_start(targets[0], window)
                 examples[one.id] = Example(one.id, one.token_ids[: targets[-1] + 1], targets, start)
     result = train(job.train, policy, [examples[id] for id in sorted(examples)], run=run)
+    with session.catalog() as catalog:
+        record(catalog, run)
     return {"samples": len(examples), "steps": result.steps, **result.last}
 
 
 async def _rl(session: Session, job: RlJob, run: Path) -> dict[str, Any]:
-    from console.workshop import open_speaker, open_workshop
-    from model.policy import load_policy
-    from rl.train import train
+    from console.jobs import reinforce
+    from console.workshop import open_workshop
 
-    async with (
-        open_workshop(session, jobs=job.jobs) as workshop,
-        open_speaker(job.train.policy, job.engine) as speaker,
-    ):
-        samples = _samples(workshop, speaker, job, job.resolved_service(), run)
-        result = await train(job.train, load_policy(job.train.policy), samples, run=run)
+    async with open_workshop(session, jobs=job.jobs) as workshop:
+        tasks = workshop.tasks(job.agent, split=job.split, source=job.source, limit=job.limit)
+        result = await reinforce(workshop, job, tasks, run)
     return {"steps": result.steps, **result.last}
 
 
 async def _opd(session: Session, job: OpdJob, run: Path) -> dict[str, Any]:
-    from console.workshop import open_speaker, open_workshop
-    from model.policy import load_policy
-    from opd.train import train
+    from console.jobs import distil
+    from console.workshop import open_workshop
 
     async with open_workshop(session, jobs=job.jobs) as workshop:
-        origins = {task.id: task.origin for task in workshop.catalog.list_tasks()}
-        async with open_speaker(job.train.policy, job.engine) as speaker:
-            result = await train(
-                job.train,
-                load_policy(job.train.policy),
-                _samples(workshop, speaker, job, job.service, run),
-                run=run,
-                domain_of=lambda one: origins[one.task_id].operator or origins[one.task_id].kind,
-            )
+        tasks = workshop.tasks(job.agent, split=job.split, source=job.source, limit=job.limit)
+        # Of all tasks: a run that goes on may hold samples of one that was quarantined meanwhile.
+        every = workshop.catalog.list_tasks()
+        domains = {task.id: task.origin.operator or task.origin.kind for task in every}
+        result = await distil(workshop, job, tasks, run, domain_of=lambda one: domains[one.task_id])
     return {"steps": result.steps, **result.last}
 
 
-def _samples(
-    workshop: Workshop, speaker: Speaker, job: RlJob | OpdJob, service: Any, run: Path
-) -> OpenSamples:
-    """How the trainer starts the rollout service at the place where its checkpoint stands."""
-    from catalog.runs import read_run
-    from console.workshop import epochs
-    from rollout.handover import samples_from
-    from rollout.service import RolloutService
-
-    tasks = workshop.tasks(job.agent, split=job.split, source=job.source, limit=job.limit)
-    agent = workshop.agent(job.agent, fresh=False, bash=job.bash)
-
-    def make(trained: int) -> RolloutService:
-        return RolloutService(
-            speaker,
-            agent,
-            epochs(tasks, service.seed),
-            folder=run / "rollout",
-            run_id=read_run(run).id,
-            config=service,
-            trained=trained,
-        )
-
-    return samples_from(speaker.engine, make)
-
-
 def _finish(session: Session, run: Path, result: dict[str, Any]) -> None:
-    """Enter the run and its trajectories into the catalog, then say what came out."""
-    from console.runs import record
+    """Say what came out."""
+    from catalog.runs import read_run
 
-    with session.catalog() as catalog:
-        id = record(catalog, run)
-    value = {"run": id, "folder": str(run), "policy": str(run / "policy"), **result}
+    value = {"run": read_run(run).id, "folder": str(run), "policy": str(run / "policy"), **result}
     session.emit(value, lambda: print_table(("what", "value"), list(value.items()), empty=""))
 
 

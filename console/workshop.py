@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from rollout.config import EngineConfig
     from rollout.samples import Speaker
     from sandbox.base import SandboxProvider
+    from sandbox.images import ImageStore
     from verifiers.grading import Grader
 
 AgentName = Literal["repair-choice", "bash"]
@@ -33,7 +34,11 @@ class Workshop:
     grader: Grader
 
     def agent(self, name: AgentName, *, fresh: bool, bash: BashConfig) -> Agent:
-        """A scaffold. `fresh` makes every verdict anew, as an evaluation must; `bash` is for that agent."""
+        """A scaffold. `fresh` makes every verdict anew, as an evaluation must; `bash` is for that agent.
+
+        In training `repair-choice` shows a task's candidates in another order each time, in evaluation
+        always in their own.
+        """
         if name == "bash":
             from rollout.agents.bash import BashAgent
 
@@ -42,7 +47,9 @@ class Workshop:
         from rollout.visible import GraderVisibleTests
 
         visible = GraderVisibleTests(self.grader, cache=not fresh)
-        return RepairChoice(self._candidates, self.catalog.blobs, visible, self.grader, fresh=fresh)
+        return RepairChoice(
+            self._candidates, self.catalog.blobs, visible, self.grader, fresh=fresh, reshuffle=not fresh
+        )
 
     def tasks(
         self, agent: AgentName, *, split: str | None, source: str | None = None, limit: int | None = None
@@ -72,23 +79,35 @@ async def open_workshop(session: Session, *, jobs: int = 2) -> AsyncGenerator[Wo
     """Open the catalog and start the sandboxes; `jobs` jails run at once."""
     from sandbox.base import provider
     from sandbox.images import ImageStore
-    from verifiers.cache import VerdictCache
-    from verifiers.grading import Grader
 
     store = session.store()
     sandboxes = provider(store=store)
     with session.catalog() as catalog:
         try:
-            cache = VerdictCache(catalog.verdicts)
-            async with Grader(sandboxes, ImageStore(store), catalog.blobs, cache, jobs=jobs) as grader:
-                yield Workshop(catalog, sandboxes, grader)
+            async with furnish(catalog, sandboxes, ImageStore(store), jobs=jobs) as workshop:
+                yield workshop
         finally:
             await sandboxes.close()
 
 
 @asynccontextmanager
-async def open_speaker(policy: str, engine: EngineConfig) -> AsyncGenerator[Speaker]:
-    """Load a policy into the native engine (this imports torch)."""
+async def furnish(
+    catalog: Catalog, provider: SandboxProvider, images: ImageStore, *, jobs: int
+) -> AsyncGenerator[Workshop]:
+    """A workshop on what is open already: its grader, with the catalog's verdict cache."""
+    from verifiers.cache import VerdictCache
+    from verifiers.grading import Grader
+
+    cache = VerdictCache(catalog.verdicts)
+    async with Grader(provider, images, catalog.blobs, cache, jobs=jobs) as grader:
+        yield Workshop(catalog, provider, grader)
+
+
+@asynccontextmanager
+async def open_speaker(
+    policy: str, engine: EngineConfig, *, name: str | None = None
+) -> AsyncGenerator[Speaker]:
+    """Load a policy into the native engine (this imports torch). `name`: what trajectories call it."""
     from model.policy import load_policy
     from rollout.native import NativeEngine
     from rollout.samples import Speaker
@@ -96,18 +115,18 @@ async def open_speaker(policy: str, engine: EngineConfig) -> AsyncGenerator[Spea
     loaded = load_policy(policy)
     running = NativeEngine(loaded, engine)
     try:
-        yield Speaker(running, loaded.chat, loaded.tokenizer, loaded.name)
+        yield Speaker(running, loaded.chat, loaded.tokenizer, name or loaded.name)
     finally:
         await running.close()
 
 
-def epochs(tasks: list[Task], seed: int) -> Callable[[int], Task]:
+def epochs(tasks: Sequence[Task], seed: int) -> Callable[[int], Task]:
     """Task of prompt number i: all tasks in a new order each epoch, the same in every process."""
 
     def order(prompt: int) -> Task:
         epoch, place = divmod(prompt, len(tasks))
         shuffled = list(tasks)
-        random.Random(f"{seed}:{epoch}").shuffle(shuffled)
+        random.Random(f"{seed} {epoch}").shuffle(shuffled)
         return shuffled[place]
 
     return order

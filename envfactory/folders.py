@@ -10,7 +10,6 @@ the second begins with the files that the first left, without its processes, and
 
 from __future__ import annotations
 
-import math
 import re
 import time
 import tomllib
@@ -20,11 +19,12 @@ from pathlib import Path
 from typing import Any
 
 from catalog.models import Decision, Gate, QualityReport
-from envfactory.formats.fields import FormatError, parse_json
+from envfactory.formats.fields import FormatError
 from envfactory.formats.recipes import read_text, task_folders
 from envfactory.trees import File, Tree, read_tree
 from sandbox.base import Sandbox, SandboxProvider, SandboxSpec
 from sandbox.trees import pack_files
+from verifiers.command import MAX_RESULT, parse_reward
 
 LOGS = "/logs/verifier"
 _SOLVE = "cd {workdir} && bash /solution/solve.sh"
@@ -151,20 +151,20 @@ async def _put(box: Sandbox, where: str, tree: Tree) -> None:
 
 
 async def _reward(box: Sandbox, said: str) -> tuple[float | None, str]:
-    """The reward as Harbor reads it: reward.json before reward.txt, finite numbers only."""
-    for name in ("reward.json", "reward.txt"):
-        shown = await box.exec(["/bin/cat", f"{LOGS}/{name}"], user="root", cwd="/", max_output=1 << 16)
+    """The reward by the rule of the `command` verifier: reward.json before reward.txt, and no link."""
+    for name in ("json", "txt"):
+        shown = await box.exec(
+            ["/bin/sh", "-c", '[ -L "$0" ] && exit 9; exec cat "$0"', f"{LOGS}/reward.{name}"],
+            user="root", cwd="/", max_output=MAX_RESULT + 1,
+        )  # fmt: skip
+        if shown.exit_code == 9:
+            return None, f"reward.{name} is a link"
         if not shown.ok:
             continue
         try:
-            text = shown.stdout.decode()
-            value: Any = parse_json(shown.stdout, name) if name.endswith("json") else {"reward": float(text)}
-            numbers = {key: float(one) for key, one in value.items() if not isinstance(one, bool)}
-        except (FormatError, ValueError, TypeError, AttributeError):
-            return None, f"{name} holds no number: {shown.text[:80]!r}"
-        if len(numbers) != len(value) or not numbers or not all(map(math.isfinite, numbers.values())):
-            return None, f"{name} holds no finite number: {shown.text[:80]!r}"
-        reward = numbers.get("reward", min(numbers.values()))
+            reward = parse_reward(name, shown.stdout, "reward")
+        except ValueError as error:
+            return None, f"{error}: {shown.text[:80]!r}"
         return reward, f"reward {reward:g}. {said}"
     return None, f"no reward file was written: {said}"
 

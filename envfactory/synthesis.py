@@ -16,14 +16,13 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import AsyncExitStack
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from catalog.models import (
     CandidateSet,
     Decision,
-    Limits,
     QualityReport,
     Status,
     Task,
@@ -34,7 +33,9 @@ from envfactory.bugs import Bug, Split, by_split, propose
 from envfactory.build import Build, build
 from envfactory.candidates import Chosen, choose, fit_weights
 from envfactory.config import SynthConfig
-from envfactory.mining import MiningConfig, mine
+from envfactory.fates import Fate, Found
+from envfactory.mined import mined
+from envfactory.mining import MiningConfig
 from envfactory.packaging import Draft, Packager
 from envfactory.repair import BuggyWorkspace, Search, record, restore
 from envfactory.sources import open_source
@@ -133,22 +134,25 @@ async def synthesize(
             Grader(tools.provider, tools.images, tools.catalog.blobs, cache, jobs=config.jobs, warm=2)
         )
         factory = Factory(bench, grader, tools, config, proposals(built, config))
-        results: list[Result] = []
+        fates: list[Fate] = []
         if config.history:
             progress("mining the history")
-            drafts = await factory.mined(history, tools, funnel, progress)
-            results += [
+            mining = MiningConfig(pairs=config.mining_pairs, seconds=600.0)
+            drafts, funnel.mined = await mined(
+                history, built, tools.catalog, tools.provider, tools.images, mining, progress
+            )
+            fates += [
                 one async for one in factory.examine(drafts[: config.history_tasks], None, funnel, tick)
             ]
         candidates: dict[str, CandidateSet] = {}
         for split, bugs in by_split(factory.bugs):
             progress(f"{split}: {len(bugs)} proposals")
             some = [one async for one in factory.examine(bugs, split, funnel, tick)]
-            results += some
+            fates += some
             if config.choices:
                 progress(f"{split}: candidates")
                 candidates |= await factory.candidates(some, funnel)
-    tasks = tuple(one.task for one in results if one.task is not None and one.accepted)
+    tasks = tuple(one.task for one in fates if one.task is not None and one.accepted)
     return Synthesis(source, built, tasks, candidates, funnel, time.monotonic() - began)
 
 
@@ -173,57 +177,6 @@ def repair_frequency(bugs: Iterable[Bug]) -> dict[str, float]:
         for name in inverse:
             counts[name] = counts.get(name, 0.0) + 1 / len(inverse)
     return dict(sorted(counts.items()))
-
-
-@dataclass(frozen=True)
-class Found:
-    """A search as it is recorded: what `make_pool` cannot make again."""
-
-    workspace: str
-    """Blob: changes from the build's tree to the workspace that the agent finds (`verifiers.changes`)."""
-    test_source: str
-    search: dict[str, Any]
-    """`envfactory.repair.record`."""
-
-    @property
-    def found(self) -> bool:
-        return self.search["found"] is not None
-
-
-@dataclass(frozen=True)
-class Result:
-    """What became of one proposal."""
-
-    reason: str
-    """Empty: accepted."""
-    task: Task | None = None
-    report: QualityReport | None = None
-    search: Found | None = None
-
-    @property
-    def accepted(self) -> bool:
-        return not self.reason
-
-    @property
-    def offers_a_choice(self) -> bool:
-        return self.search is not None and self.search.found
-
-    def dump(self) -> dict[str, Any]:
-        return {
-            "reason": self.reason,
-            "task": self.task.model_dump(mode="json") if self.task else None,
-            "report": self.report.model_dump(mode="json") if self.report else None,
-            "search": asdict(self.search) if self.search else None,
-        }
-
-    @classmethod
-    def load(cls, value: dict[str, Any]) -> Result:
-        return cls(
-            value["reason"],
-            Task.model_validate(value["task"]) if value["task"] else None,
-            QualityReport.model_validate(value["report"]) if value["report"] else None,
-            Found(**value["search"]) if value["search"] else None,
-        )
 
 
 def chosen_probes() -> tuple[HackProbe, ...]:
@@ -260,74 +213,47 @@ class Factory:
             ]
         )
 
-    async def mined(self, history: Any, tools: Tools, funnel: Funnel, progress: Progress) -> list[Draft]:
-        """Drafts from the history. What a time limit cut is decided once and kept."""
-        mining = MiningConfig(pairs=self._config.mining_pairs, seconds=600.0)
-        looked = self._catalog.stages.get("mined", self._base)
-        drafts, counts = (
-            await mine(
-                history,
-                self._bench.build,
-                tools.provider,
-                tools.images,
-                config=mining,
-                progress=progress,
-            )
-            if looked is None or looked.value["drafts"]
-            else ([], None)
-        )
-        if counts is not None:
-            funnel.mined = dict(counts.counts)
-            slugs = [draft.slug for draft in drafts]
-            self._catalog.stages.put("mined", self._base, {"drafts": slugs, "counts": counts.counts})
-        elif looked is not None:
-            funnel.mined = looked.value["counts"]
-        # The old state may hang where the new one does not: no run may take much longer than the suite.
-        suite_s = sum(self._bench.build.suite.durations.values())
-        limits = Limits(timeout_s=round(min(60.0, max(4.0, 2 * suite_s)), 1))
-        return [replace(draft, limits=limits) for draft in drafts]
-
     async def examine(
         self, given: list[Bug] | list[Draft], split: Split | None, funnel: Funnel, tick: Ticker | None
-    ) -> AsyncIterator[Result]:
-        """Results in the order of the proposals, until the split has the tasks that it wants."""
+    ) -> AsyncIterator[Fate]:
+        """Fates in the order of the proposals, until the split has the tasks that it wants."""
         wanted = self._config.tasks.get(split, 0) if split else len(given)
         accepted = 0
         waiting = iter(given)
-        running: list[asyncio.Task[Result]] = []
+        running: list[asyncio.Task[Fate]] = []
         try:
             while accepted < wanted:
                 while len(running) < self._config.parallel and (item := next(waiting, None)) is not None:
                     running.append(asyncio.create_task(self._one(item, split)))
                 if not running:
                     break
-                result = await running.pop(0)
-                self._record(result, split, funnel)
-                counts = result.offers_a_choice or not self._config.choices or split is None
-                accepted += result.accepted and counts
+                fate = await running.pop(0)
+                self._record(fate, split, funnel)
+                counts = fate.offers_a_choice or not self._config.choices or split is None
+                accepted += fate.accepted and counts
                 if tick is not None:
                     tick(split, accepted, wanted)
-                yield result
+                yield fate
         finally:
             for task in running:
                 task.cancel()
             await asyncio.gather(*running, return_exceptions=True)
 
-    def _record(self, result: Result, split: Split | None, funnel: Funnel) -> None:
+    def _record(self, fate: Fate, split: Split | None, funnel: Funnel) -> None:
         """Write the task with its report, both or neither, and count it. One that our own side failed to
         judge is only counted: the next run examines it again."""
         funnel.proposed += 1
-        if result.accepted:
+        if fate.accepted:
             funnel.accepted[split or "history"] += 1
         else:
-            funnel.rejected[result.reason] += 1
-        if result.task is None or result.report is None or result.reason == "infrastructure":
+            funnel.rejected[fate.reason] += 1
+        if fate.task is None or fate.report is None or fate.reason == "infrastructure":
             return
         with self._catalog.transaction():
-            self._catalog.put_task(result.task)
-            self._catalog.put_report(result.report)
+            self._catalog.put_task(fate.task)
+            self._catalog.put_report(fate.report)
 
-    async def _one(self, item: Bug | Draft, split: Split | None) -> Result:
+    async def _one(self, item: Bug | Draft, split: Split | None) -> Fate:
         """One proposal through all stages, or what is recorded of it."""
         if isinstance(item, Bug):
             parts = [
@@ -344,19 +270,19 @@ class Factory:
         key = self._catalog.stages.key(*parts)
         known = self._catalog.stages.get("proposal", key)
         if known is not None:
-            return Result.load(known.value)
+            return Fate.load(known.value)
         began = time.monotonic()
         if isinstance(item, Bug):
             made = await self._specifier.run(item)
         else:
             made = Specification(item, "mined from the source's history")
-        result = Result(made.reason) if isinstance(made, Rejection) else await self._judge(made, split)
-        if result.reason == "infrastructure":
-            return result
-        value = self._catalog.stages.put("proposal", key, result.dump(), seconds=time.monotonic() - began)
-        return Result.load(value)
+        fate = Fate(made.reason) if isinstance(made, Rejection) else await self._judge(made, split)
+        if fate.reason == "infrastructure":
+            return fate
+        value = self._catalog.stages.put("proposal", key, fate.dump(), seconds=time.monotonic() - began)
+        return Fate.load(value)
 
-    async def _judge(self, specification: Specification, split: Split | None) -> Result:
+    async def _judge(self, specification: Specification, split: Split | None) -> Fate:
         """Package, solve, inspect and repair until all gates pass or the task is dropped."""
         history: tuple[Decision, ...] = (_decision("specifier", "created", specification.report),)
         while True:
@@ -374,13 +300,13 @@ class Factory:
                 decision = _decision("repairer", "rejected", f"{mended.reason}: {mended.detail}")
                 report = report.model_copy(update={"history": (*history, decision)})
                 retired = task.model_copy(update={"status": Status.RETIRED})
-                return Result(mended.reason, retired, report)
+                return Fate(mended.reason, retired, report)
             specification, decision = mended
             history = (*history, decision)
         decision = _decision("inspector", "accepted", f"all {len(gates)} gates passed")
         report = report.model_copy(update={"history": (*history, decision)})
         task = task.model_copy(update={"status": Status.ACCEPTED})
-        return Result("", task, report, self._found(examined))
+        return Fate("", task, report, self._found(examined))
 
     def _found(self, examined: Examined) -> Found:
         workspace, search = examined.workspace, examined.search
@@ -391,20 +317,20 @@ class Factory:
         )
 
     def _again(self, task: Task, found: Found) -> tuple[BuggyWorkspace, Search]:
-        """Workspace and search of a recorded result."""
+        """Workspace and search of a recorded fate."""
         base = changes.load(self._catalog.blobs.get(found.workspace))
         workspace = buggy_workspace(task, changed(self._bench.build.tree, base), base, found.test_source)
         prior = self._prior.get(task.split) if task.split else None
         return workspace, restore(found.search, workspace, self._config.repair, prior=prior)
 
-    async def candidates(self, results: list[Result], funnel: Funnel) -> dict[str, CandidateSet]:
+    async def candidates(self, fates: list[Fate], funnel: Funnel) -> dict[str, CandidateSet]:
         """Candidate sets of a split's accepted tasks, written to the catalog.
 
         The weights of the distractors are fitted to the searches of the whole split, so this comes last.
         """
         searches = {
             one.task.id: (one.task, *self._again(one.task, one.search))
-            for one in results
+            for one in fates
             if one.accepted and one.task is not None and one.search is not None
         }
         weights = fit_weights(

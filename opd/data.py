@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from catalog.models import Trajectory
+from catalog.trajectory import Trajectory
 from model.batch import Batch, pack
 from model.batch import Sequence as PackedSequence
 from model.forks import pack_forks

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from catalog.models import Trajectory
+from catalog.trajectory import Trajectory
 from rl.advantages import Scored
 from rl.config import RlConfig
 from rl.effort import length_reward

@@ -10,7 +10,7 @@ from statistics import fmean
 import torch
 from torch import Tensor
 
-from catalog.models import Trajectory
+from catalog.trajectory import Trajectory
 from model.batch import Batch, pack
 from model.batch import Sequence as PackedSequence
 from model.forks import pack_forks

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from catalog.models import Trajectory
+from catalog.trajectory import Trajectory
 from rollout.staleness import Mask, bound_ratio, histogram, loss_mask, off_policy_ratio
 
 

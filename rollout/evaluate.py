@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from catalog.models import Task, Trajectory
+from catalog.models import Task
+from catalog.trajectory import Trajectory
 from rollout.agents.base import Agent
 from rollout.config import SamplingConfig, Settings
 from rollout.journal import SyncPolicy

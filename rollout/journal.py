@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
-from catalog.models import Trajectory
+from catalog.trajectory import Trajectory
 
 FORMAT = 1
 SyncPolicy = Literal["never", "turn", "token"]

@@ -16,7 +16,8 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any, Literal, Protocol
 
 from catalog.jsonl import JsonLines, read_lines
-from catalog.models import Record, Task, Trajectory, Verdict
+from catalog.models import Record, Task, Verdict
+from catalog.trajectory import Trajectory
 from rollout.agents.bash import AgentDestroyedSandbox, BashConfig, Workspace
 from rollout.agents.repair_choice import ReadBlobs
 from rollout.session import ToolReply

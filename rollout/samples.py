@@ -13,7 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from catalog.models import Failure, Task, Trajectory
+from catalog.models import Failure, Task
+from catalog.trajectory import Trajectory
 from rollout.agents.base import Agent, attempt
 from rollout.config import SamplingConfig
 from rollout.engine import Engine

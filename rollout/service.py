@@ -25,7 +25,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from catalog.models import Task, Trajectory
+from catalog.models import Task
+from catalog.trajectory import Trajectory
 from rollout.agents.base import Agent
 from rollout.batch import RolloutBatch, compose
 from rollout.config import ServiceConfig

@@ -14,7 +14,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
-from catalog.models import Failure, Segment, ToolCall, Trajectory, Turn, Verdict
+from catalog.models import Failure, Verdict
+from catalog.trajectory import Segment, ToolCall, Trajectory, Turn
 from rollout.config import SamplingConfig
 from rollout.engine import Engine, FinishReason, Request, Token
 from rollout.journal import Journal

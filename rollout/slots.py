@@ -8,7 +8,7 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from catalog.models import Segment
+from catalog.trajectory import Segment
 from rollout.config import EngineConfig
 from rollout.engine import Completion, Request, Sink, Token
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from catalog.models import Trajectory
+from catalog.trajectory import Trajectory
 
 Mask = tuple[bool, ...]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from catalog.models import CandidateSet, Task
@@ -37,17 +37,3 @@ def divide(tasks: Iterable[Task], sets: Mapping[str, CandidateSet], *, sft_share
         dev=tuple(task for task in usable if task.split == "dev"),
         test=tuple(task for task in usable if task.split == "test"),
     )
-
-
-def endless(tasks: Sequence[Task], seed: int) -> Callable[[int], Task]:
-    """Prompt number -> task: every epoch in another order, the same in every process."""
-    if not tasks:
-        raise ValueError("no training task is left for RL: ask for more tasks (synth.tasks.train)")
-
-    def task_of(prompt: int) -> Task:
-        epoch, place = divmod(prompt, len(tasks))
-        order = list(range(len(tasks)))
-        random.Random(f"{seed} {epoch}").shuffle(order)
-        return tasks[order[place]]
-
-    return task_of

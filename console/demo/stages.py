@@ -1,36 +1,32 @@
-"""The demo's stages: each one call of a room's own entry point, each resumable on its own."""
+"""The demo's stages: each one call of a room's entry point or of a job, each resumable on its own."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from catalog.models import CandidateSet, Task, Trajectory
+from catalog.models import CandidateSet, Task
 from catalog.store import Catalog
+from console import jobs
 from console.demo.config import DemoConfig
-from console.demo.split import Parts, endless
+from console.demo.split import Parts
+from console.job_settings import EvaluateJob, OpdJob, RlJob
 from console.progress import Stage
+from console.runs import record
+from console.workshop import Workshop, furnish
 from envfactory.synthesis import Synthesis, Tools, synthesize
 from model.policy import Policy, load_policy
 from opd.config import TeacherConfig
-from rollout.agents.repair_choice import RepairChoice
 from rollout.config import EngineConfig, ServiceConfig
-from rollout.evaluate import Evaluation, EvaluationConfig, evaluate
-from rollout.handover import OpenSamples, samples_from
-from rollout.native import NativeEngine
-from rollout.samples import Speaker
-from rollout.service import RolloutService
-from rollout.visible import GraderVisibleTests
+from rollout.evaluate import Evaluation, EvaluationConfig
 from sandbox.base import SandboxProvider
 from sandbox.images import ImageStore
 from sft.config import SftConfig
 from sft.data import Example
 from sft.demonstrations import demonstrations
-from verifiers.cache import VerdictCache
-from verifiers.grading import Grader
 
 
 @dataclass(frozen=True)
@@ -67,23 +63,6 @@ async def make_tasks(bench: Bench, stage: Stage) -> Synthesis:
     )
 
 
-def agent(bench: Bench, grader: Grader, *, fresh: bool) -> RepairChoice:
-    """The `repair-choice` agent; `fresh` for evaluation, where nothing comes from a cache.
-
-    In training a task shows its candidates in another order each time, in evaluation always in its own.
-    """
-    visible = GraderVisibleTests(grader, cache=not fresh)
-    return RepairChoice(
-        bench.sets.__getitem__, bench.catalog.blobs, visible, grader, fresh=fresh, reshuffle=not fresh
-    )
-
-
-def grader(bench: Bench) -> Grader:
-    """A grader on the catalog's verdict cache."""
-    cache = VerdictCache(bench.catalog.verdicts)
-    return Grader(bench.provider, bench.images, bench.catalog.blobs, cache, jobs=bench.config.synth.jobs)
-
-
 def examples(bench: Bench, tasks: Sequence[Task], policy: Policy, variants: int) -> list[Example]:
     """Demonstrations of the repair solver on these tasks."""
     return demonstrations(
@@ -105,7 +84,9 @@ def fine_tune(bench: Bench, parts: Parts, config: SftConfig, name: str) -> Path:
     data = examples(bench, parts.sft, policy, bench.config.variants)
     dev = examples(bench, parts.dev, policy, 2)
     config = config.model_copy(update={"seed": bench.config.seed})
-    return train(config, policy, data, run=bench.folder / name, dev=dev).policy
+    result = train(config, policy, data, run=bench.folder / name, dev=dev)
+    record(bench.catalog, bench.folder / name)
+    return result.policy
 
 
 def engine_config(config: DemoConfig) -> EngineConfig:
@@ -115,94 +96,53 @@ def engine_config(config: DemoConfig) -> EngineConfig:
     return config.engine.model_copy(update={"exact": True, "compute": "inline"})
 
 
-class Rollout:
-    """An engine, a grader and an agent that a trainer's service runs on."""
+def acting(bench: Bench) -> dict[str, Any]:
+    """Settings that the demo's jobs share."""
+    return {"jobs": bench.config.synth.jobs, "engine": engine_config(bench.config)}
 
-    def __init__(
-        self, bench: Bench, folder: Path, start: Path, tasks: Sequence[Task], service: ServiceConfig
-    ) -> None:
-        self._bench = bench
-        self._service = service
-        self._folder = folder
-        self._start = start
-        self._order = endless(tasks, bench.config.seed)
-        self._stack = AsyncExitStack()
 
-    async def __aenter__(self) -> OpenSamples:
-        bench = self._bench
-        judge = await self._stack.enter_async_context(grader(bench))
-        policy = load_policy(str(self._start))
-        engine = NativeEngine(policy, engine_config(bench.config))
-        self._stack.push_async_callback(engine.close)
-        speaker = Speaker(engine, policy.chat, policy.tokenizer, policy.name)
-        service = self._service.model_copy(
-            update={"deterministic": bench.config.deterministic, "seed": bench.config.seed}
-        )
+def service(bench: Bench, config: ServiceConfig) -> ServiceConfig:
+    """The rollout service's settings, with the demo's seed and mode."""
+    return config.model_copy(update={"deterministic": bench.config.deterministic, "seed": bench.config.seed})
 
-        def make(trained: int) -> RolloutService:
-            return RolloutService(
-                speaker,
-                agent(bench, judge, fresh=False),
-                self._order,
-                folder=self._folder / "rollout",
-                run_id=self._folder.name,
-                config=service,
-                trained=trained,
-            )
 
-        return samples_from(engine, make)
-
-    async def __aexit__(self, *exc: object) -> None:
-        await self._stack.aclose()
+def workshop(bench: Bench) -> AbstractAsyncContextManager[Workshop]:
+    """A workshop on the demo's catalog and sandboxes."""
+    return furnish(bench.catalog, bench.provider, bench.images, jobs=bench.config.synth.jobs)
 
 
 async def reinforce(bench: Bench, parts: Parts, start: Path, name: str) -> Path:
     """Asynchronous RL from `start`; returns the policy's folder."""
-    from rl.train import train
-
-    async with Rollout(bench, bench.folder / name, start, parts.rl, bench.config.service) as open_samples:
-        config = bench.config.rl.model_copy(update={"policy": "sft", "seed": bench.config.seed})
-        return (await train(config, load_policy(str(start)), open_samples, run=bench.folder / name)).policy
+    train = bench.config.rl.model_copy(update={"policy": "sft", "seed": bench.config.seed})
+    job = RlJob(train=train, service=service(bench, bench.config.service), **acting(bench))
+    async with workshop(bench) as room:
+        return (await jobs.reinforce(room, job, parts.rl, bench.folder / name, start=str(start))).policy
 
 
 async def distil(
     bench: Bench, parts: Parts, start: Path, teachers: tuple[TeacherConfig, ...], domains: Mapping[str, str]
 ) -> Path:
     """On-policy distillation into `start`. `domains`: task id -> domain."""
-    from opd.train import train
-
-    def domain_of(sample: Trajectory) -> str:
-        return domains[sample.task_id]
-
-    async with Rollout(
-        bench, bench.folder / "opd", start, parts.rl, bench.config.opd_service
-    ) as open_samples:
-        config = bench.config.opd.model_copy(
-            update={"policy": "sft", "seed": bench.config.seed, "teachers": teachers}
-        )
-        policy = load_policy(str(start))
-        result = await train(config, policy, open_samples, run=bench.folder / "opd", domain_of=domain_of)
-        return result.policy
+    train = bench.config.opd.model_copy(
+        update={"policy": "sft", "seed": bench.config.seed, "teachers": teachers}
+    )
+    job = OpdJob(train=train, service=service(bench, bench.config.opd_service), **acting(bench))
+    async with workshop(bench) as room:
+        result = await jobs.distil(
+            room, job, parts.rl, bench.folder / "opd",
+            domain_of=lambda sample: domains[sample.task_id], start=str(start),
+        )  # fmt: skip
+    return result.policy
 
 
-async def measure(bench: Bench, tasks: Sequence[Task], policy_folder: Path, name: str) -> Evaluation:
+async def measure(bench: Bench, tasks: Sequence[Task], policy: Path, name: str) -> Evaluation:
     """Pass rate of a policy, every verdict made anew; a killed one goes on in its folder."""
-    policy = load_policy(str(policy_folder))
-    engine = NativeEngine(policy, engine_config(bench.config))
-    try:
-        async with grader(bench) as judge:
-            return await evaluate(
-                tasks,
-                Speaker(engine, policy.chat, policy.tokenizer, name),
-                agent(bench, judge, fresh=True),
-                folder=bench.folder / "evaluation" / name,
-                run_id=f"eval-{name}",
-                config=EvaluationConfig(
-                    samples=bench.config.eval_samples,
-                    effort=bench.config.eval_effort,
-                    sampling=bench.config.sampling,
-                    seed=bench.config.seed,
-                ),
-            )
-    finally:
-        await engine.close()
+    evaluation = EvaluationConfig(
+        samples=bench.config.eval_samples,
+        effort=bench.config.eval_effort,
+        sampling=bench.config.sampling,
+        seed=bench.config.seed,
+    )
+    job = EvaluateJob(policy=name, split="test", evaluation=evaluation, **acting(bench))
+    async with workshop(bench) as room:
+        return await jobs.measure(room, job, tasks, bench.folder / "evaluation" / name, start=str(policy))

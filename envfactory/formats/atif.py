@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from catalog.models import ToolCall, Trajectory
+from catalog.trajectory import ToolCall, Trajectory
 from envfactory.formats.base import FIELD
 from envfactory.formats.fields import Fields, FormatError
 from envfactory.formats.trajectories import made, no_twins, read_documents, thick, thin, write_documents

@@ -17,25 +17,11 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from envfactory.formats import toml
+from envfactory.formats import recipes, toml
 from envfactory.formats.archives import pack_tree, unpack_tree
 from envfactory.formats.base import FIELD, Foreign, Parcel, extended, no_twins
 from envfactory.formats.base import nothing_misread as misread
-from envfactory.formats.fields import FormatError, checked_id
-from envfactory.formats.recipes import (
-    complete,
-    dockerfile,
-    fresh_folder,
-    metadata_archive,
-    parcel_of,
-    read_config,
-    read_file,
-    read_text,
-    task_folders,
-    verifier_files,
-    workspace_archive,
-    write_files,
-)
+from envfactory.formats.fields import FormatError
 from envfactory.trees import File
 
 __all__ = ["misread", "missing", "name", "read", "summary", "write"]
@@ -60,36 +46,33 @@ git apply --whitespace=nowarn /solution/gold.patch
 
 def read(path: Path) -> Iterator[Parcel]:
     """The task in a folder, or those in its folders. Raises FormatError."""
-    return no_twins((_read(folder) for folder in task_folders(path, "task.toml")), str(path))
+    return no_twins((_read(folder) for folder in recipes.task_folders(path, "task.toml")), str(path))
 
 
 def write(parcels: Iterable[Parcel], path: Path) -> int:
     """Write a new folder with a folder for each task. Raises FormatError."""
-    count = 0
-    with fresh_folder(path) as folder:
-        for parcel in no_twins(parcels, "the export"):
-            write_files(files(parcel), folder / checked_id(parcel.id, "the id"))
-            count += 1
-    return count
+    return recipes.write_folders(parcels, path, files)
 
 
 def files(parcel: Parcel) -> dict[str, File]:
     """The files of a task's folder."""
-    workspace, setup = complete(parcel, name)
+    workspace, setup = recipes.complete(parcel, name)
     allowed = parcel.task.verifier.allowed if parcel.task else (".",)
     kept = {p: f for p, f in workspace.items() if not _is_within(p, allowed)}
     environment = {
-        "Dockerfile": _text(dockerfile(setup, archive="workspace.tar.gz", at=setup.workdir)),
-        "workspace.tar.gz": File(workspace_archive(workspace)),
-        **metadata_archive(setup),
+        "Dockerfile": _text(recipes.dockerfile(setup, archive="workspace.tar.gz", at=setup.workdir)),
+        "workspace.tar.gz": File(recipes.workspace_archive(workspace)),
+        **recipes.metadata_archive(setup),
     }
     copies = ["COPY test.sh judge.py config.json /tests/", "COPY files /tests/files"]
     tests = {
-        "Dockerfile": _text(dockerfile(setup, archive="workspace.tar.gz", at=setup.workdir, more=copies)),
+        "Dockerfile": _text(
+            recipes.dockerfile(setup, archive="workspace.tar.gz", at=setup.workdir, more=copies)
+        ),
         "workspace.tar.gz": File(pack_tree(kept)),
         "test.sh": _text(TEST.format(workdir=setup.workdir), executable=True),
-        **metadata_archive(setup),
-        **verifier_files(parcel, name),
+        **recipes.metadata_archive(setup),
+        **recipes.verifier_files(parcel, name),
     }
     solution = {
         "solve.sh": _text(SOLVE.format(workdir=setup.workdir), executable=True),
@@ -103,7 +86,7 @@ def files(parcel: Parcel) -> dict[str, File]:
 
 def config(parcel: Parcel) -> dict[str, Any]:
     """The content of task.toml."""
-    _, setup = complete(parcel, name)
+    _, setup = recipes.complete(parcel, name)
     said = parcel.fields(name)
     allowed = parcel.task.verifier.allowed if parcel.task else ()
     limits = parcel.task.environment.limits if parcel.task else None
@@ -140,7 +123,7 @@ def config(parcel: Parcel) -> dict[str, Any]:
 def _read(folder: Path) -> Parcel:
     place = str(folder / "task.toml")
     try:
-        said = tomllib.loads(read_text(folder, "task.toml"))
+        said = tomllib.loads(recipes.read_text(folder, "task.toml"))
     except tomllib.TOMLDecodeError as error:
         raise FormatError(f"{place} is not TOML ({str(error)[:100]})") from error
     if said.get("steps"):
@@ -150,13 +133,13 @@ def _read(folder: Path) -> Parcel:
             f"{folder} leaves the verdict to tests/test.sh, which names no tests: "
             "judge it with `posttrain tasks audit --format harbor`"
         )
-    row = read_config(folder / "tests", "config.json")
+    row = recipes.read_config(folder / "tests", "config.json")
     gold_place = "solution/gold.patch" if (folder / "solution/gold.patch").is_file() else None
-    gold = read_file(folder, gold_place) if gold_place else row.text("patch").encode()
-    arguments = parcel_of(row, read_text(folder, "instruction.md"), gold, name)
+    gold = recipes.read_file(folder, gold_place) if gold_place else row.text("patch").encode()
+    arguments = recipes.parcel_of(row, recipes.read_text(folder, "instruction.md"), gold, name)
     archive = folder / "environment/workspace.tar.gz"
     if archive.is_file():
-        data = read_file(folder, "environment/workspace.tar.gz")
+        data = recipes.read_file(folder, "environment/workspace.tar.gz")
         arguments["workspace"] = unpack_tree(data, str(archive))
     ours = row.object(FIELD) if row.get(FIELD) is not None else None
     parcel = extended(Parcel(**arguments), ours, row.place)

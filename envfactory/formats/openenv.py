@@ -16,24 +16,11 @@ from pathlib import Path
 
 import jinja2
 
+from envfactory.formats import recipes
 from envfactory.formats.archives import unpack_tree
 from envfactory.formats.base import FIELD, Foreign, Parcel, Setup, extended, no_twins
 from envfactory.formats.base import nothing_misread as misread
 from envfactory.formats.fields import FormatError, checked_id
-from envfactory.formats.recipes import (
-    complete,
-    dockerfile,
-    fresh_folder,
-    metadata_archive,
-    parcel_of,
-    read_config,
-    read_file,
-    read_text,
-    task_folders,
-    verifier_files,
-    workspace_archive,
-    write_files,
-)
 from envfactory.trees import File
 
 __all__ = ["misread", "missing", "name", "read", "summary", "write"]
@@ -60,16 +47,16 @@ def read(path: Path) -> Iterator[Parcel]:
         raise FormatError(f"{path} is no OpenEnv server: it has no openenv.yaml")
     if not (path / "tasks").is_dir():
         raise FormatError(f"{path} has no tasks/ folder: its tasks exist only as the server's code")
-    return no_twins(map(_parcel, task_folders(path / "tasks", "config.json")), str(path))
+    return no_twins(map(_parcel, recipes.task_folders(path / "tasks", "config.json")), str(path))
 
 
 def write(parcels: Iterable[Parcel], path: Path) -> int:
     """Write a new server's folder. Raises FormatError, also when the tasks differ in their environment."""
     setup: Setup | None = None
     first, count = "", 0
-    with fresh_folder(path) as folder:
+    with recipes.fresh_folder(path) as folder:
         for parcel in no_twins(parcels, "the export"):
-            _, own = complete(parcel, name)
+            _, own = recipes.complete(parcel, name)
             if setup is None:
                 setup, first = own, parcel.id
             elif own != setup:
@@ -77,22 +64,22 @@ def write(parcels: Iterable[Parcel], path: Path) -> int:
                     f"{first} and {parcel.id} need different environments, and an OpenEnv server has one: "
                     "export one --source at a time"
                 )
-            write_files(files(parcel), folder / "tasks" / checked_id(parcel.id, "the id"))
+            recipes.write_files(files(parcel), folder / "tasks" / checked_id(parcel.id, "the id"))
             count += 1
         if setup is None:
             raise FormatError("an OpenEnv server needs at least one task")
-        write_files(server_files(setup, path.name, count), folder / ".")
+        recipes.write_files(server_files(setup, path.name, count), folder / ".")
     return count
 
 
 def files(parcel: Parcel) -> dict[str, File]:
     """The files of one task."""
-    workspace, _ = complete(parcel, name)
+    workspace, _ = recipes.complete(parcel, name)
     return {
         "statement.md": File(parcel.statement.encode()),
         "gold.patch": File(parcel.gold),
-        "workspace.tar.gz": File(workspace_archive(workspace)),
-        **verifier_files(parcel, name),
+        "workspace.tar.gz": File(recipes.workspace_archive(workspace)),
+        **recipes.verifier_files(parcel, name),
     }
 
 
@@ -103,7 +90,7 @@ def server_files(setup: Setup, folder: str, count: int) -> dict[str, File]:
         loader=loader, undefined=jinja2.StrictUndefined, keep_trailing_newline=True
     )
     # One task's workspace lies in the image; `reset` unpacks the others'.
-    environment = dockerfile(setup, archive="empty", at=setup.workdir)
+    environment = recipes.dockerfile(setup, archive="empty", at=setup.workdir)
     values = {
         "name": re.sub(r"\W+", "_", folder).strip("_") or "tasks",
         "count": count,
@@ -114,17 +101,17 @@ def server_files(setup: Setup, folder: str, count: int) -> dict[str, File]:
         path: File(templates.get_template(f"{template}.j2").render(values).encode())
         for path, template in TEMPLATES.items()
     }
-    return made | {"server/__init__.py": File(b""), **metadata_archive(setup)}
+    return made | {"server/__init__.py": File(b""), **recipes.metadata_archive(setup)}
 
 
 def _parcel(folder: Path) -> Parcel:
-    row = read_config(folder, "config.json")
-    statement, gold = read_text(folder, "statement.md"), read_file(folder, "gold.patch")
-    parcel = Parcel(**parcel_of(row, statement, gold, name))
+    row = recipes.read_config(folder, "config.json")
+    statement, gold = recipes.read_text(folder, "statement.md"), recipes.read_file(folder, "gold.patch")
+    parcel = Parcel(**recipes.parcel_of(row, statement, gold, name))
     if parcel.id != folder.name:
         raise FormatError(f"{row.place}: instance_id must be the folder's name, {folder.name}")
     archive = folder / "workspace.tar.gz"
-    parcel = replace(parcel, workspace=unpack_tree(read_file(folder, archive.name), str(archive)))
+    parcel = replace(parcel, workspace=unpack_tree(recipes.read_file(folder, archive.name), str(archive)))
     parcel = extended(parcel, row.object(FIELD) if row.get(FIELD) is not None else None, row.place)
     if parcel.task is None:
         fields = {"instance_id": parcel.id, "config": row.rest()}

@@ -5,15 +5,15 @@ from __future__ import annotations
 import json
 import os
 import shlex
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from envfactory.formats.archives import pack_tree
-from envfactory.formats.base import FIELD, Parcel, Setup, extend
-from envfactory.formats.fields import MAX_TEXT, Fields, FormatError, parse_json, text_of
+from envfactory.formats.base import FIELD, Parcel, Setup, extend, no_twins
+from envfactory.formats.fields import MAX_TEXT, Fields, FormatError, checked_id, parse_json, text_of
 from envfactory.formats.parcels import applied
 from envfactory.layout import is_protected
 from envfactory.packs import PackWriter
@@ -147,6 +147,18 @@ def write_files(files: Mapping[str, File], folder: Path) -> None:
         if safe_path(path) != path:
             raise FormatError(f"{path[:80]!r} is no path inside a folder")
     write_tree(files, folder)
+
+
+def write_folders(
+    parcels: Iterable[Parcel], path: Path, files: Callable[[Parcel], Mapping[str, File]]
+) -> int:
+    """Write a new folder with a folder of `files` for each task; the number of tasks. Raises FormatError."""
+    count = 0
+    with fresh_folder(path) as folder:
+        for parcel in no_twins(parcels, "the export"):
+            write_files(files(parcel), folder / checked_id(parcel.id, "the id"))
+            count += 1
+    return count
 
 
 def read_file(folder: Path, name: str) -> bytes:

@@ -14,24 +14,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from envfactory.formats import recipes
 from envfactory.formats.archives import unpack_tree
 from envfactory.formats.base import FIELD, Foreign, Parcel, extended, no_twins
 from envfactory.formats.base import nothing_misread as misread
-from envfactory.formats.fields import Fields, FormatError, checked_id, decode_base64
-from envfactory.formats.recipes import (
-    complete,
-    dockerfile,
-    fresh_folder,
-    metadata_archive,
-    parcel_of,
-    read_config,
-    read_file,
-    read_text,
-    task_folders,
-    verifier_files,
-    workspace_archive,
-    write_files,
-)
+from envfactory.formats.fields import Fields, FormatError, decode_base64
 from envfactory.formats.swebench_v5 import dump_yaml, load_yaml
 from envfactory.trees import File
 
@@ -86,34 +73,32 @@ def test_task():
 
 def read(path: Path) -> Iterator[Parcel]:
     """The task in a folder, or those in its folders. Raises FormatError."""
-    return no_twins(map(_parcel, task_folders(path, "task.yaml")), str(path))
+    return no_twins(map(_parcel, recipes.task_folders(path, "task.yaml")), str(path))
 
 
 def write(parcels: Iterable[Parcel], path: Path) -> int:
     """Write a new folder with a folder for each task. Raises FormatError."""
-    count = 0
-    with fresh_folder(path) as folder:
-        for parcel in no_twins(parcels, "the export"):
-            write_files(files(parcel), folder / checked_id(parcel.id, "the id"))
-            count += 1
-    return count
+    return recipes.write_folders(parcels, path, files)
 
 
 def files(parcel: Parcel) -> dict[str, File]:
     """The files of a task's folder."""
-    workspace, setup = complete(parcel, name)
+    workspace, setup = recipes.complete(parcel, name)
     patch = "\n".join(textwrap.wrap(base64.b64encode(parcel.gold).decode(), 76))
     texts = {
         "task.yaml": dump_yaml(config(parcel)),
         "docker-compose.yaml": COMPOSE,
-        "Dockerfile": dockerfile(setup, archive="workspace.tar.gz", at=setup.workdir),
+        "Dockerfile": recipes.dockerfile(setup, archive="workspace.tar.gz", at=setup.workdir),
         "solution.sh": SOLUTION.format(workdir=setup.workdir, patch=patch),
         "run-tests.sh": RUN,
         "tests/test_outputs.py": TEST.format(workdir=setup.workdir),
     }
     made = {path: File(text.encode(), executable=path.endswith(".sh")) for path, text in texts.items()}
-    made |= {"workspace.tar.gz": File(workspace_archive(workspace)), **metadata_archive(setup)}
-    return made | {f"tests/{path}": file for path, file in verifier_files(parcel, name).items()}
+    made |= {
+        "workspace.tar.gz": File(recipes.workspace_archive(workspace)),
+        **recipes.metadata_archive(setup),
+    }
+    return made | {f"tests/{path}": file for path, file in recipes.verifier_files(parcel, name).items()}
 
 
 def config(parcel: Parcel) -> dict[str, Any]:
@@ -136,22 +121,22 @@ def config(parcel: Parcel) -> dict[str, Any]:
 
 def _parcel(folder: Path) -> Parcel:
     place = str(folder / "task.yaml")
-    said = Fields.of(load_yaml(read_text(folder, "task.yaml"), place), place)
+    said = Fields.of(load_yaml(recipes.read_text(folder, "task.yaml"), place), place)
     if not (folder / "tests" / "config.json").is_file():
         raise FormatError(
             f"{folder} leaves the verdict to its own tests, which name no expected set: "
             "map it to harbor and judge it with `posttrain tasks audit --format harbor`"
         )
-    row = read_config(folder / "tests", "config.json")
-    script = read_text(folder, "solution.sh")
+    row = recipes.read_config(folder / "tests", "config.json")
+    script = recipes.read_text(folder, "solution.sh")
     match = re.search(r"<<'PATCH'[^\n]*\n(.*?)\n?PATCH\n", script, re.S)
     gold = decode_base64("".join(match[1].split()), f"{folder}/solution.sh") if match else b""
     if not match:
         gold = row.text("patch", "").encode()
-    parcel = Parcel(**parcel_of(row, said.text("instruction"), gold, name))
+    parcel = Parcel(**recipes.parcel_of(row, said.text("instruction"), gold, name))
     archive = folder / "workspace.tar.gz"
     if archive.exists():
-        parcel = replace(parcel, workspace=unpack_tree(read_file(folder, archive.name), str(archive)))
+        parcel = replace(parcel, workspace=unpack_tree(recipes.read_file(folder, archive.name), str(archive)))
     parcel = extended(parcel, row.object(FIELD) if row.get(FIELD) is not None else None, row.place)
     usual = config(parcel)
     other = {key: value for key, value in said.value.items() if usual.get(key) != value}

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from pydantic import ValidationError
 
 from catalog.atomic import write_atomic
-from catalog.models import Trajectory
+from catalog.trajectory import Trajectory
 from envfactory.errors import full_disk_is_a_user_error
 from envfactory.formats.fields import Fields, FormatError, checked_id, parse_json
 from envfactory.formats.recipes import fresh_folder, write_files

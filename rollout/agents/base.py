@@ -12,7 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
-from catalog.models import Failure, Task, Trajectory, Verdict
+from catalog.models import Failure, Task, Verdict
+from catalog.trajectory import Trajectory
 from rollout.engine import RequestError
 from rollout.session import ReplayMismatch, Session
 from sandbox.base import SandboxError

@@ -23,12 +23,11 @@ from catalog.models import (
     Status,
     Task,
     TestStatus,
-    Trajectory,
-    Turn,
     Verdict,
     VerifierSpec,
 )
 from catalog.store import Catalog
+from catalog.trajectory import Trajectory, Turn
 
 REF = "sha256:" + "0" * 64
 

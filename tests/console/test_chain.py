@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import io
 import json
 import subprocess
 from pathlib import Path
 
 import pytest
 
+from catalog.jsonl import read_lines
+from catalog.store import Catalog
 from console.cli import main
 from tests.envfactory.tiny import NUMBERS, WORDS
 
@@ -108,3 +112,65 @@ def test_from_a_repository_to_a_trained_policy(
         "file": str(tmp_path / "r.html"),
         "tasks": len(run("tasks", "list")),
     }
+
+
+@pytest.mark.timeout(400)
+async def test_the_demo_s_runs_are_entered_once(repository: Path, tmp_path: Path) -> None:
+    from console.demo import stages
+    from console.demo.config import DemoConfig
+    from console.demo.run import domains
+    from console.demo.split import Parts
+    from console.progress import Stages
+    from opd.config import TeacherConfig
+    from sandbox.base import provider
+    from sandbox.images import ImageStore
+
+    little = {"in_flight": 4, "batch_prompts": 1, "samples": 2}
+    config = DemoConfig.model_validate(
+        {
+            "source": str(repository),
+            "synth": {"tasks": {"train": 2, "dev": 0, "test": 0}, "history": False},
+            "variants": 1,
+            "sft": {"steps": 1, "batch_samples": 2},
+            "rl": {"steps": 1},
+            "service": little,
+            "opd": {"steps": 1},
+            "opd_service": little,
+            "engine": {"slots": 4},
+        }
+    )
+    images = ImageStore(tmp_path / "home" / "images")
+    backend = provider("namespace", store=images.root)
+    with Catalog.open(tmp_path / "home") as catalog, Stages(file=io.StringIO()) as log:
+        bench = stages.Bench(config, tmp_path, catalog, backend, images, {})
+        try:
+            with log.stage("tasks") as stage:
+                made = await stages.make_tasks(bench, stage)
+            bench = stages.Bench(config, tmp_path, catalog, backend, images, made.candidates)
+            some = tuple(task for task in made.tasks if task.id in made.candidates)
+            parts = Parts(sft=some, rl=some, dev=(), test=some)
+
+            async def everything() -> dict[str, tuple[str, str, int]]:
+                sft = await asyncio.to_thread(stages.fine_tune, bench, parts, config.sft, "sft")
+                rl = await stages.reinforce(bench, parts, sft, "rl")
+                teachers = (TeacherConfig(name="rl", policy=str(rl)),)
+                await stages.distil(bench, parts, sft, teachers, domains(parts))
+                await stages.measure(bench, parts.test, rl, "rl")
+                return {
+                    run.folder: (run.id, run.state, len(catalog.list_trajectories(run_id=run.id)))
+                    for run in catalog.list_runs()
+                }
+
+            first = await everything()
+            # A stage that was killed after its last step and before its run was entered does this again.
+            assert await everything() == first
+        finally:
+            await backend.close()
+    folders = [tmp_path / name for name in ("sft", "rl", "opd", "evaluation/rl")]
+    assert sorted(first) == sorted(map(str, folders))
+    for folder in folders:
+        _, state, trajectories = first[str(folder)]
+        log_file = folder / "rollout" / "trajectories.jsonl"
+        assert state == "finished"
+        assert trajectories == (len(list(read_lines(log_file))) if folder.name != "sft" else 0)
+    assert first[str(tmp_path / "evaluation/rl")][2] == len(some)

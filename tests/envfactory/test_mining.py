@@ -1,9 +1,12 @@
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from catalog.blobs import Blobs
+from catalog.store import Catalog
 from envfactory.build import build
+from envfactory.mined import mined
 from envfactory.mining import MiningConfig, changed_lines, mine, same_meaning
 from envfactory.packaging import Packager
 from envfactory.sources import open_source
@@ -65,6 +68,30 @@ async def test_commits_with_their_tests_become_tasks_that_grade(
             assert (gold.reward, nothing.reward) == (1.0, 0.0), gold.evidence
     again, _ = await mine(history, made, sandboxes, images)
     assert [packager.package(draft).id for draft in again] == [packager.package(draft).id for draft in drafts]
+
+
+@pytest.mark.usefixtures("offline")
+async def test_what_was_mined_is_read_and_not_mined_again(
+    tmp_path: Path, home: Path, images: ImageStore, sandboxes: SandboxProvider
+) -> None:
+    history = open_source(str(repository(tmp_path / "tinysum", STATES))).fetch(home)
+    made = await build(history, home, sandboxes, images)
+    config = MiningConfig(pairs=4)
+    found, funnel = await mine(history, made, sandboxes, images, config=config)
+    assert len(found) == 2
+    said: list[str] = []
+    with Catalog.open(home) as catalog:
+        first, counts = await mined(history, made, catalog, sandboxes, images, config, said.append)
+        assert counts == funnel.counts
+        assert said, "it mines at first"
+    said.clear()
+    with Catalog.open(home) as catalog:  # as the next process does
+        again = await mined(history, made, catalog, sandboxes, images, config, said.append)
+        assert again == (first, counts)
+        assert not said, "mining began again"
+        assert [replace(draft, limits=found[0].limits) for draft in first] == found
+        fewer, _ = await mined(history, made, catalog, sandboxes, images, MiningConfig(pairs=2), said.append)
+        assert [draft.slug for draft in fewer] == [found[0].slug], "other settings mine anew"
 
 
 @pytest.mark.usefixtures("offline")

@@ -33,7 +33,11 @@ FILES = {
     "tests/test_words.py": WORD_TESTS,
     "pyproject.toml": PROJECT,
 }
-CONFIG = SynthConfig(tasks={"train": 3, "dev": 0, "test": 2}, history=False)
+BEFORE = FILES | {
+    "tiny/words.py": WORDS.replace('    if not parts:\n        return ""\n', ""),
+    "tests/test_words.py": WORD_TESTS.replace('    assert initials("") == ""\n', ""),
+}
+CONFIG = SynthConfig(tasks={"train": 3, "dev": 0, "test": 2})
 SCRIPT = """
 import asyncio, json, sys
 from pathlib import Path
@@ -58,7 +62,7 @@ pytestmark = pytest.mark.usefixtures("offline")
 
 @pytest.fixture
 def source(tmp_path: Path) -> str:
-    return str(repository(tmp_path / "tiny", [(FILES, "first")]))
+    return str(repository(tmp_path / "tiny", [(BEFORE, "first"), (FILES, "No initials of nothing")]))
 
 
 async def make(source: str, home: Path, sandboxes: SandboxProvider, images: ImageStore) -> Synthesis:
@@ -85,7 +89,8 @@ async def test_tasks_pass_every_gate_and_come_back_without_a_run(
     source: str, home: Path, sandboxes: SandboxProvider, images: ImageStore
 ) -> None:
     made = await make(source, home, sandboxes, images)
-    assert made.tasks
+    assert {task.origin.kind for task in made.tasks} == {"procedural", "commit"}
+    assert made.funnel.mined == {"found": 1}
     for task in made.tasks:
         assert task.status is Status.ACCEPTED
         _, gates, _ = judged(home)[task.id]
@@ -101,6 +106,7 @@ async def test_tasks_pass_every_gate_and_come_back_without_a_run(
     before = judged(home)
     again = await make(source, home, sandboxes, images)
     assert [task.id for task in again.tasks] == [task.id for task in made.tasks]
+    assert again.funnel == made.funnel
     assert judged(home) == before
 
 

@@ -22,7 +22,7 @@ from catalog.models import (
     Verdict,
     VerifierSpec,
 )
-from catalog.models import Segment as EngineSegment
+from catalog.trajectory import Segment as EngineSegment
 from rollout.agents.repair_choice import VisibleResult
 from rollout.engine import Completion, EngineStats, Request, Sink, Token
 

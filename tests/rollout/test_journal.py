@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from catalog.models import Trajectory
+from catalog.trajectory import Trajectory
 from rollout.journal import Journal, JournalError, TrajectoryLog, decode_lines, encode_line
 
 VALUES = st.dictionaries(

@@ -8,7 +8,7 @@ from random import Random
 import pytest
 import torch
 
-from catalog.models import Segment
+from catalog.trajectory import Segment
 from rollout.config import EngineConfig
 from rollout.engine import EngineError, Request, RequestError
 from rollout.native import NativeEngine

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from catalog.jsonl import JsonLines, read_lines
-from catalog.models import Failure, Task, TestStatus, Trajectory
+from catalog.models import Failure, Task, TestStatus
+from catalog.trajectory import Trajectory
 from rollout.agents.base import attempt
 from rollout.agents.bash import BashAgent
 from rollout.agents.repair_choice import RepairChoice

@@ -2,7 +2,8 @@
 
 import pytest
 
-from catalog.models import Segment, Verdict
+from catalog.models import Verdict
+from catalog.trajectory import Segment
 from rollout.agents.base import Outcome, attempt
 from rollout.config import EngineConfig, SamplingConfig
 from rollout.journal import Journal

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from catalog.models import Trajectory
+from catalog.trajectory import Trajectory
 from rollout.config import ServiceConfig
 from rollout.dispatch import Dispatcher
 from rollout.staleness import bound_ratio, histogram, loss_mask, off_policy_ratio

@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 
-from catalog.models import Failure, Segment, Trajectory, Verdict
+from catalog.models import Failure, Verdict
+from catalog.trajectory import Segment, Trajectory
 from model.flash import FlashPolicy
 from rollout.service import RolloutBatch
 from rollout.staleness import histogram, loss_mask

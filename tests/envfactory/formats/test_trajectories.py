@@ -11,7 +11,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from catalog.models import Failure, Segment, ToolCall, Trajectory, Turn, Verdict
+from catalog.models import Failure, Verdict
+from catalog.trajectory import Segment, ToolCall, Trajectory, Turn
 from envfactory.formats.fields import FormatError
 from envfactory.formats.registry import TRAJECTORIES
 
