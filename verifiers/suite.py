@@ -38,7 +38,7 @@ _DIED: dict[Outcome, RunOutcome] = {
     Outcome.TIMEOUT: "timeout", Outcome.OOM: "crashed", Outcome.PIDS: "crashed", Outcome.DISK: "crashed",
     Outcome.SIGNALED: "crashed",
 }  # fmt: skip
-_STOP = """\
+STOP = """\
 for round in 1 2 3 4 5; do
     found=
     for status in /proc/[0-9]*/status; do
@@ -235,7 +235,7 @@ async def _documents(box: Sandbox, workdir: str, settings: SuiteSettings, result
         if result.stdout_total > len(result.stdout):
             raise Unjudgeable("report-malformed", f"the report has more than {MAX_BYTES >> 20} MiB")
         return [result.stdout]
-    await box.exec(["/bin/sh", "-c", _STOP], user="root", cwd="/")
+    await box.exec(["/bin/sh", "-c", STOP], user="root", cwd="/")
     found: list[bytes] = []
     for name in settings.reports:
         try:

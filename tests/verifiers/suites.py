@@ -8,7 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from catalog.models import TestStatus
+from catalog.models import Environment, Limits, Origin, Problem, Task, TestStatus, VerifierSpec
+from sandbox.trees import pack_files
+from tests.verifiers.tasks import Blobs
 
 PASSED, FAILED, SKIPPED = TestStatus.PASSED, TestStatus.FAILED, TestStatus.SKIPPED
 XFAILED, ERROR = TestStatus.XFAILED, TestStatus.ERROR
@@ -409,3 +411,27 @@ SUITES = {
         {"reports": ["target/surefire-reports"]},
     ),
 }
+
+
+def task_of(suite: Suite, image: str, blobs: Blobs, **changes: Any) -> Task:
+    """The task to mend the project; `changes` replace fields of its verifier."""
+    fields: dict[str, Any] = {
+        "kind": "suite",
+        "settings": {"runner": suite.runner, **suite.settings},
+        "fail_to_pass": suite.fail_to_pass,
+        "expected": suite.expected,
+        "arguments": suite.arguments,
+        "protected": blobs.put(pack_files({name: suite.files[name].encode() for name in suite.tests})),
+        "allowed": (".",),
+        "timeout_s": 100,
+    }
+    return Task(
+        id="clamp",
+        origin=Origin(kind="procedural", source="x", revision="1"),
+        problem=Problem(statement="clamp ignores its upper bound"),
+        environment=Environment(
+            image=image, tree="none", limits=Limits(memory_mb=4096, pids=512, disk_mb=1024)
+        ),
+        verifier=VerifierSpec(**{**fields, **changes}),
+        solution=blobs.put(b""),
+    )
