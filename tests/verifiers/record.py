@@ -7,6 +7,7 @@ Jest and vitest are looked for on the PATH. Paths of the machine become /workspa
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import tempfile
@@ -42,6 +43,7 @@ def main(names: list[str]) -> None:
                 data = b"".join(each.read_bytes() for each in sorted((root / file).glob("*.xml")))
             if not data:
                 sys.exit(found.stderr.decode(errors="replace")[-2000:])
+            data = re.sub(rb"<properties>.*?</properties>", b"", data, flags=re.DOTALL)
             data = data.replace(str(root).encode(), b"/workspace").replace(scripts.encode(), FOLDER.encode())
         (RECORDED / f"{name}.txt").write_bytes(data)
         print(f"{name}: exit status {found.returncode}, {len(data):,} bytes")

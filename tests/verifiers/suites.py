@@ -264,6 +264,32 @@ public class ClampTest {
     @Ignore("no reason") @Test public void skipped() {}
 }
 """
+_POM = """\
+<project xmlns="http://maven.apache.org/POM/4.0.0">
+  <modelVersion>4.0.0</modelVersion>
+  <groupId>example</groupId><artifactId>clamp</artifactId><version>1</version>
+  <properties>
+    <maven.compiler.source>8</maven.compiler.source><maven.compiler.target>8</maven.compiler.target>
+    <project.build.sourceEncoding>UTF-8</project.build.sourceEncoding>
+  </properties>
+  <repositories>
+    <repository><id>central</id><url>file:///usr/share/maven-repo</url></repository>
+  </repositories>
+  <pluginRepositories>
+    <pluginRepository><id>central</id><url>file:///usr/share/maven-repo</url></pluginRepository>
+  </pluginRepositories>
+  <dependencies>
+    <dependency>
+      <groupId>junit</groupId><artifactId>junit</artifactId><version>4.x</version><scope>test</scope>
+    </dependency>
+  </dependencies>
+  <build><plugins>
+    <plugin><artifactId>maven-resources-plugin</artifactId><version>3.3.0</version></plugin>
+    <plugin><artifactId>maven-compiler-plugin</artifactId><version>3.10.1</version></plugin>
+    <plugin><artifactId>maven-surefire-plugin</artifactId><version>2.22.3</version></plugin>
+  </plugins></build>
+</project>
+"""
 _JAVA = """\
 package clamp;
 
@@ -399,16 +425,23 @@ SUITES = {
     "maven": Suite(
         "junit",
         {
-            "pom.xml": "",
+            "pom.xml": _POM,
             "src/main/java/clamp/Clamp.java": _JAVA % "low",
             "src/test/java/clamp/ClampTest.java": _JAVA_TEST,
         },
         {"src/main/java/clamp/Clamp.java": _JAVA % "high"},
         ("pom.xml", "src/test/java/clamp/ClampTest.java"),
         (),
-        {},
-        (),
-        {"reports": ["target/surefire-reports"]},
+        {
+            f"clamp.ClampTest::{test}[{name}]{nth}": SKIPPED if test == "skipped" else PASSED
+            for test in ("above", "below", "skipped")
+            for name, nth in ((AWKWARD, ""), ("two\nlines", ""), ("twice", ""), ("twice", "#2"))
+        },
+        ("clamp.ClampTest::above[twice]", "clamp.ClampTest::above[twice]#2"),
+        {
+            "command": ["mvn", "-B", "-Dmaven.repo.local=/tmp/m2", "test"],
+            "reports": ["target/surefire-reports"],
+        },
     ),
 }
 
