@@ -456,7 +456,7 @@ def task_of(suite: Suite, image: str, blobs: Blobs, **changes: Any) -> Task:
         "arguments": suite.arguments,
         "protected": blobs.put(pack_files({name: suite.files[name].encode() for name in suite.tests})),
         "allowed": (".",),
-        "timeout_s": 100,
+        "timeout_s": 240,
     }
     return Task(
         id="clamp",

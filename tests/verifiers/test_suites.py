@@ -29,7 +29,7 @@ RECIPES = {
     "vitest": Recipe(node=("vitest@3",)),
     "django": Recipe(python=("django>=5.2,<5.3",)),
 }
-ABOVE_THE_HOST = {"maven": ("/etc/maven", "/etc/java-*")}
+OUTSIDE_USR = {"maven": ("/etc/maven", "/etc/java-*")}
 """What a tool of the host's /usr has outside of it."""
 PATH = "/usr/local/bin:/usr/bin:/bin"
 
@@ -54,7 +54,7 @@ def toolchain(sandboxes, images, tmp_path_factory):
         if name in RECIPES:
             return (await build(RECIPES[name], store, sandboxes)).digest
         image = images.environment
-        for pattern in ABOVE_THE_HOST.get(name, ()):
+        for pattern in OUTSIDE_USR.get(name, ()):
             for folder in Path("/").glob(pattern[1:]):
                 image = store.add_layer(
                     image, readable(folder, tmp_path_factory), at=f"{folder}", owner="root"
