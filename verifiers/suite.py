@@ -81,7 +81,8 @@ RUNNERS = {
     "django": Runner(None, (*_PYTHON, "--django"), "unittest_main.py", _PYTHON_STEERS),
     "jest": Runner(
         jest.parse,
-        ("jest", "--ci", "--json"),
+        # the limit is there because with one jest never runs tests in the process that writes the report
+        ("jest", "--ci", "--json", "--maxWorkers=2", "--workerIdleMemoryLimit=2GB"),
         steers=r"node_modules/.*|package\.json|jest\.config\.[^/]*|babel\.config\.[^/]*|\.babelrc[^/]*",
     ),
     "vitest": Runner(

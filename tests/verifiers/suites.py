@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,6 +30,8 @@ class Suite:
     arguments: tuple[str, ...]
     expected: dict[str, TestStatus]
     fail_to_pass: tuple[str, ...]
+    hostile: tuple[str, ...] = ()
+    """What an unmended file that would pass by other means looks like."""
     settings: dict[str, Any] = field(default_factory=dict)
 
 
@@ -298,6 +301,74 @@ public class Clamp {
 }
 """
 
+_NODE_FORGERY = """\
+import { writeFileSync, writeSync } from 'node:fs';
+export const clamp = () => 0;
+const line = 'mark {"place": "test/clamp.test.mjs", "names": ["above"], "status": "passed"}\\n';
+for (let fd = 1; fd < 64; fd++) try { writeSync(fd, line); } catch {}
+try { writeFileSync(`/proc/${process.ppid}/fd/1`, line); } catch {}
+"""
+
+
+def _forged_jest(end: str) -> str:
+    """Writes the wanted report itself, and ends the process before anything else is written."""
+    rows = [
+        {
+            "name": f"/workspace/{place}",
+            "status": "failed" if status is ERROR else "passed",
+            "assertionResults": [],
+        }
+        if status is ERROR
+        else {
+            "name": f"/workspace/{place}",
+            "status": "passed",
+            "assertionResults": [
+                {
+                    "ancestorTitles": title.split(" > ")[:1] if title.startswith("outer") else [],
+                    "title": title.removeprefix("outer > "),
+                    "status": f"{status}",
+                }
+            ],
+        }
+        for name, status in {**_JEST_EXPECTED, "test/unloaded.test.js::": ERROR}.items()
+        for place, _, title in [name.replace("#2", "").partition("::")]
+    ]
+    report = json.dumps({"testResults": rows})
+    return f"exports.clamp = () => 0;\nrequire('fs').writeSync(1, {json.dumps(report)});\n{end};\n"
+
+
+_FORGED_JAVA = """\
+package clamp;
+
+import java.nio.file.*;
+
+public class Clamp {
+    static {
+        try {
+            Path folder = Files.createDirectories(Paths.get("target/surefire-reports"));
+            Files.write(folder.resolve("TEST-a.xml"), "%s".getBytes("UTF-8"));
+        } catch (Exception error) {}
+        Runtime.getRuntime().halt(0);
+    }
+    public static int clamp(int x, int low, int high) { return 0; }
+}
+""" % (
+    "<testsuite>"
+    + "".join(
+        f"<testcase classname='clamp.ClampTest' name='{test}[{name}]'>"
+        + ("<skipped/>" if test == "skipped" else "")
+        + "</testcase>"
+        for test in ("above", "below", "skipped")
+        for name in (
+            "a b [x]/y &quot;q&quot; &apos;s&apos; \\u00e9\\u2603",
+            "two&#10;lines",
+            "twice",
+            "twice",
+        )
+    )
+    + "</testsuite>"
+)
+
 SUITES = {
     "node": Suite(
         "node",
@@ -328,6 +399,7 @@ SUITES = {
             "test/unloaded.test.mjs::": ERROR,
         },
         ("test/clamp.test.mjs::above",),
+        ("export const clamp = () => 0;\nprocess.exit(0);\n", _NODE_FORGERY),
     ),
     "unittest": Suite(
         "unittest",
@@ -352,7 +424,7 @@ SUITES = {
         ("tests.test_clamp",),
         _UNITTEST_EXPECTED,
         ("tests.test_clamp.TestClamp::test_above",),
-        {"env": {"DJANGO_SETTINGS_MODULE": "site_settings"}},
+        settings={"env": {"DJANGO_SETTINGS_MODULE": "site_settings"}},
     ),
     "go": Suite(
         "go",
@@ -379,6 +451,10 @@ SUITES = {
             "example.com/clamp/unbuilt::": ERROR,
         },
         ("example.com/clamp::TestAbove",),
+        (
+            (_GO % "exit()").replace("clamp\n", 'clamp\n\nimport "syscall"\n', 1)
+            + "\nfunc exit() int {\n\tsyscall.Exit(0)\n\treturn 0\n}\n",
+        ),
         {"env": {"GOCACHE": "/tmp/go", "GOFLAGS": "-mod=mod", "CGO_ENABLED": "0"}},
     ),
     "cargo": Suite(
@@ -402,6 +478,7 @@ SUITES = {
             "clamp:doc::src/lib.rs - clamp": PASSED,
         },
         ("it:tests/it.rs::above",),
+        (_CARGO_LIB % "{ std::process::exit(0) }",),
     ),
     "jest": Suite(
         "jest",
@@ -411,6 +488,7 @@ SUITES = {
         (),
         {**_JEST_EXPECTED, "test/unloaded.test.js::": ERROR},
         ("test/clamp.test.js::above",),
+        (_forged_jest("process.exit(1)"),),
     ),
     "vitest": Suite(
         "vitest",
@@ -420,6 +498,7 @@ SUITES = {
         (),
         {**_JEST_EXPECTED, "test/unloaded.test.js::": ERROR},
         ("test/clamp.test.js::above",),
+        (_forged_jest("process.reallyExit(1)"),),
         {"command": ["vitest", "run", "--reporter=json", "--globals"]},
     ),
     "maven": Suite(
@@ -438,6 +517,7 @@ SUITES = {
             for name, nth in ((AWKWARD, ""), ("two\nlines", ""), ("twice", ""), ("twice", "#2"))
         },
         ("clamp.ClampTest::above[twice]", "clamp.ClampTest::above[twice]#2"),
+        (_FORGED_JAVA,),
         {
             "command": ["mvn", "-B", "-Dmaven.repo.local=/tmp/m2", "test"],
             "reports": ["target/surefire-reports"],

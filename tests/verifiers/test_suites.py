@@ -126,5 +126,6 @@ async def test_a_suite_is_judged_with_its_own_runner(
     for wanted in suite.fail_to_pass:
         assert bad.tests[wanted] is TestStatus.FAILED
     source = next(iter(suite.fixed))
-    broken = await grader.grade_files(task, {source: b"(;"})
-    assert broken.reward == 0.0, broken
+    for text in ("(;", *suite.hostile):
+        hostile = await grader.grade_files(task, {source: text.encode()})
+        assert hostile.reward != 1.0, hostile

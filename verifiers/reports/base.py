@@ -127,8 +127,9 @@ class Fields:
     def number(self, name: str) -> float:
         """0.0 where it is no number."""
         value = self._value.get(name)
-        good = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300
-        return float(value) if good else 0.0
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            return 0.0
+        return float(value) if abs(value) < 1e300 else 0.0
 
     def count(self, name: str) -> int | None:
         """None where it is no whole number."""

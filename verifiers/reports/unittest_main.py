@@ -11,6 +11,7 @@ error.
 from __future__ import annotations
 
 import fcntl
+import importlib
 import json
 import os
 import sys
@@ -146,27 +147,20 @@ def label(word: str) -> str:
     return word
 
 
-def run_unittest(results: type[unittest.TextTestResult], labels: list[str]) -> bool:
+def run_unittest(results: Any, labels: list[str]) -> bool:
     """Whether all went well."""
     loader = unittest.TestLoader()
     suite = loader.loadTestsFromNames(labels) if labels else loader.discover(".")
     return unittest.TextTestRunner(verbosity=0, resultclass=results).run(suite).wasSuccessful()
 
 
-def run_django(results: type[unittest.TextTestResult], labels: list[str]) -> bool:
+def run_django(results: Any, labels: list[str]) -> bool:
     """Whether all went well."""
-    import django
-    from django.conf import settings
-    from django.test.utils import get_runner
-
-    django.setup()
-    chosen = get_runner(settings)
-
-    class Runner(chosen):
-        def get_resultclass(self) -> type[unittest.TextTestResult]:
-            return results
-
-    return not Runner(verbosity=0, interactive=False).run_tests(labels)
+    settings: Any = importlib.import_module("django.conf").settings
+    utils: Any = importlib.import_module("django.test.utils")
+    importlib.import_module("django").setup()
+    runner: Any = type("Runner", (utils.get_runner(settings),), {"get_resultclass": lambda _: results})
+    return not runner(verbosity=0, interactive=False).run_tests(labels)
 
 
 def main(words: list[str]) -> int:
