@@ -7,6 +7,7 @@ Jest and vitest are looked for on the PATH. Paths of the machine become /workspa
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -36,8 +37,9 @@ def main(names: list[str]) -> None:
                 (root / path).write_text(text, encoding="utf-8")
             argv = [word.replace(FOLDER, scripts) for word in (*command, *suite.arguments)]
             found = subprocess.run(
-                argv, cwd=root, input=f"{MARK}\n".encode(), capture_output=True, check=False
-            )
+                argv, cwd=root, env={**os.environ, **suite.settings.get("env", {})},
+                input=f"{MARK}\n".encode(), capture_output=True, check=False,
+            )  # fmt: skip
             data = found.stdout
             for file in suite.settings.get("reports", ()):
                 data = b"".join(each.read_bytes() for each in sorted((root / file).glob("*.xml")))

@@ -101,7 +101,7 @@ def told(images, blobs, grader):
     """Judges a task whose command is a script of the workspace."""
     suite = Suite(
         "junit", {"kept": ""}, {}, ("kept",), (), {"c::t": TestStatus.PASSED}, ("c::t",),
-        {"command": ["sh", "run.sh"], "reports": ["out"]},
+        settings={"command": ["sh", "run.sh"], "reports": ["out"]},
     )  # fmt: skip
 
     async def judge(script: str, **changes):

@@ -159,7 +159,11 @@ def run_django(results: Any, labels: list[str]) -> bool:
     settings: Any = importlib.import_module("django.conf").settings
     utils: Any = importlib.import_module("django.test.utils")
     importlib.import_module("django").setup()
-    runner: Any = type("Runner", (utils.get_runner(settings),), {"get_resultclass": lambda _: results})
+
+    def get_resultclass(self: Any) -> Any:
+        return results
+
+    runner: Any = type("Runner", (utils.get_runner(settings),), {"get_resultclass": get_resultclass})
     return not runner(verbosity=0, interactive=False).run_tests(labels)
 
 
