@@ -46,6 +46,8 @@ def main(names: list[str]) -> None:
             if not data:
                 sys.exit(found.stderr.decode(errors="replace")[-2000:])
             data = re.sub(rb"<properties>.*?</properties>", b"", data, flags=re.DOTALL)
+            for prefix in {sys.base_prefix, sys.prefix}:
+                data = data.replace(prefix.encode(), b"/usr")
             data = data.replace(str(root).encode(), b"/workspace").replace(scripts.encode(), FOLDER.encode())
         (RECORDED / f"{name}.txt").write_bytes(data)
         print(f"{name}: exit status {found.returncode}, {len(data):,} bytes")
