@@ -25,6 +25,7 @@ from typing import Literal
 
 from catalog.models import Record, Task, Verdict
 from sandbox.base import ExecResult, Outcome, Sandbox
+from sandbox.trees import AGENT
 from verifiers.grading import protected_files
 from verifiers.judging import Bench, Change, Unjudgeable, each, lay, settings_of
 from verifiers.reports import cargo, ctrf, gotest, jest, junit, marked
@@ -42,15 +43,15 @@ STOP = """\
 for round in 1 2 3 4 5; do
     found=
     for status in /proc/[0-9]*/status; do
-        grep -q "^Uid:[[:space:]]*1000[[:space:]]" "$status" 2>/dev/null || continue
+        grep -q "^Uid:[[:space:]]*AGENT[[:space:]]" "$status" 2>/dev/null || continue
         pid=${status#/proc/}; kill -9 "${pid%/status}" 2>/dev/null; found=yes
     done
     [ -n "$found" ] || exit 0
 done
-"""
+""".replace("AGENT", f"{AGENT}")
 """Ends what the suite left running, so that nothing writes while its files are read."""
 
-_PYTHON = ("python", "-s", "-P", "-B", f"{FOLDER}/unittest_main.py")
+_PYTHON = ("python", "-s", "-B", f"{FOLDER}/unittest_main.py")
 _PYTHON_STEERS = r"(site|user)customize\.py|[^/]*\.(pth|pyc)"
 _REPORTER = f"{FOLDER}/node_reporter.mjs"
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from catalog.models import TestStatus
+from catalog.models import TestStatus, VerifierSpec
 from tests.verifiers.record import MARK, RECORDED
 from tests.verifiers.suites import SUITES
 from verifiers.reports import base, cargo, ctrf, gotest, jest, junit, marked
@@ -129,6 +129,22 @@ def test_wrong_utf8_and_byte_order_marks_are_read():
     wide = latin.replace("ISO-8859-1", "UTF-16").encode("utf-16")
     assert list(statuses(junit.parse(wide))) == ["a::é"]
     assert list(statuses(ctrf.parse(ctrf_of(b'"\xff"')))) == ["::\ufffd"]
+
+
+@given(st.lists(st.tuples(st.text(max_size=12), st.text(max_size=12)), min_size=1, max_size=8))
+def test_ids_survive_a_task_s_record(listed):
+    report = base.collect(base.Result(make_id(a, b), PASSED) for a, b in listed)
+    spec = VerifierSpec(
+        kind="suite",
+        fail_to_pass=(report.results[-1].id,),
+        expected=statuses(report),
+        protected="sha256:" + "0" * 64,
+        allowed=(".",),
+    )
+    again = VerifierSpec.model_validate_json(spec.model_dump_json())
+    assert again == spec
+    assert list(again.expected) == [result.id for result in report.results]
+    assert again.digest()
 
 
 # ---- JUnit XML

@@ -1,7 +1,7 @@
 """Runs unittest or Django suites and writes one marked line for every test (`verifiers.reports.marked`).
 
-    python -s -P -B unittest_main.py tests/test_a.py tests.test_b.TestX     # no names: discovery
-    DJANGO_SETTINGS_MODULE=site.settings python -s -P -B unittest_main.py --django polls
+    python -s -B unittest_main.py tests/test_a.py tests.test_b.TestX     # no names: discovery
+    DJANGO_SETTINGS_MODULE=site.settings python -s -B unittest_main.py --django polls
 
 Stands alone inside a sandbox. The suite's own runner runs it (Django: the one that its settings name); only
 the result class is ours. The mark is the first line of standard input. What tests print goes to standard
