@@ -30,6 +30,7 @@ KINDS = {
     "command": "verifiers.command:judge",
     "rubric": "verifiers.rubric:judge",
     "weighted": "verifiers.weighted:judge",
+    "suite": "verifiers.suite:judge",
 }
 """Kind -> module:function."""
 
@@ -168,7 +169,7 @@ async def read_files(box: Sandbox, workdir: str, names: Collection[str]) -> dict
     """Those of the named files of the workspace that are regular ones. Raises OSError, SandboxError."""
     found: dict[str, patches.SourceFile] = {}
     script = 'for f; do [ -f "$f" ] && [ -x "$f" ] && printf "%s\\0" "$f"; done; true'
-    listed = await _each(box, ["sh", "-c", script, "sh"], workdir, names)
+    listed = await each(box, ["sh", "-c", script, "sh"], workdir, names)
     executable = set(listed.stdout.decode("utf-8", "surrogateescape").split("\0"))
     for name in names:
         try:
@@ -183,17 +184,17 @@ async def lay(box: Sandbox, workdir: str, change: Change, trusted: Mapping[str, 
     """Put a change on a clean workspace, and the task's protected files over it, owned by root."""
     gone = [name for name, data in change.files.items() if data is None]
     if gone:
-        await _each(box, ["rm", "-f", "--"], workdir, gone)
+        await each(box, ["rm", "-f", "--"], workdir, gone)
     for name, data in change.files.items():
         if data is not None:
             await box.write(f"{workdir}/{name}", data, mode=0o755 if name in change.executable else 0o644)
     for name, data in trusted.items():
         await box.write(f"{workdir}/{name}", data)
     if trusted:
-        await _each(box, ["chown", "-h", "0:0", "--"], workdir, trusted)
+        await each(box, ["chown", "-h", "0:0", "--"], workdir, trusted)
 
 
-async def _each(box: Sandbox, command: list[str], workdir: str, names: Collection[str]) -> ExecResult:
+async def each(box: Sandbox, command: list[str], workdir: str, names: Collection[str]) -> ExecResult:
     """Run a command on these files of the workspace."""
     data = b"".join(b"./" + name.encode("utf-8", "surrogateescape") + b"\0" for name in names)
     argv = ["xargs", "-0", "-r", *command]
