@@ -23,6 +23,7 @@ def capabilities(hello: dict[str, Any]) -> Capabilities:
         missing.append(f"processes (only RLIMIT_NPROC of the agent): {groups['reasons'].get('pids')}")
     if not hello["user_namespace"]:
         missing.append(f"own user namespace: {hello['user_namespace_reason']}")
+        missing.append("/proc/sys against root of a nested sandbox, who may unmount what protects it")
     elif hello["id_map"] is None:
         missing.append("root and agent inside are one host user: an unprivileged host user maps one id only")
     missing += ["CPU time and disk bandwidth: no limit", "AppArmor, SELinux and eBPF: no policy is applied"]

@@ -17,7 +17,19 @@ import sys
 import time
 from typing import Any
 
-from sandbox.node import children, fileops, held, keyed, listening, monitor, privileges, rootfs, sealed, wire
+from sandbox.node import (
+    children,
+    confine,
+    fileops,
+    held,
+    keyed,
+    listening,
+    monitor,
+    privileges,
+    rootfs,
+    sealed,
+    wire,
+)
 from sandbox.node import syscalls as sc
 from sandbox.node.course import UNUSED
 
@@ -256,6 +268,8 @@ def _prepare(spec: dict[str, Any]) -> int:
     socket.sethostname("sandbox")
     upper = rootfs.build(spec)
     make_workdir(spec)
+    if spec["nested"] and spec["user_namespace"]:
+        confine.enter()
     return upper
 
 
