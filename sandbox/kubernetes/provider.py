@@ -35,6 +35,7 @@ from sandbox.kubernetes.official import require
 from sandbox.kubernetes.podwatch import PodWatch
 from sandbox.kubernetes.settings import load
 from sandbox.log import SandboxLog
+from sandbox.metrics import METRICS
 from sandbox.namespace import gate
 from sandbox.namespace.channel import Channel
 from sandbox.namespace.gate import Ways
@@ -148,6 +149,10 @@ class KubernetesProvider(SandboxProvider):
 
     async def create(self, spec: SandboxSpec) -> KubernetesSandbox:
         """See the contract. Raises the errors of `sandbox.kubernetes.errors` too."""
+        with METRICS.creating(self):
+            return await self._create(spec)
+
+    async def _create(self, spec: SandboxSpec) -> KubernetesSandbox:
         manifest = self.images.manifest(spec.image)
         self._check(spec)
         cluster = await self.open()
@@ -263,6 +268,10 @@ class KubernetesProvider(SandboxProvider):
     async def end(self, id: str, channel: Channel) -> None:
         """See `sandbox.namespace.handle.Keeper`."""
         await self.remove(id)
+
+    def living(self) -> int:
+        """How many sandboxes of this client are alive."""
+        return sum(box.connected for box in self._live.values())
 
     async def fate(self, id: str) -> Repercussion | None:
         """Links know why a pod ended; nothing is known here."""

@@ -30,6 +30,7 @@ from sandbox.base import (
 )
 from sandbox.images import ImageManifest, ImageStore, default_store
 from sandbox.log import SandboxLog, prune
+from sandbox.metrics import METRICS
 from sandbox.namespace import buildnet, gate, guests, probe, records
 from sandbox.namespace.channel import Channel
 from sandbox.namespace.handle import NamespaceSandbox
@@ -158,6 +159,10 @@ class NamespaceProvider(SandboxProvider):
 
     async def create(self, spec: SandboxSpec) -> NamespaceSandbox:
         """Raises KeyError for an unknown image, PolicyUnsupported, or SandboxUnavailable."""
+        with METRICS.creating(self):
+            return await self._create(spec)
+
+    async def _create(self, spec: SandboxSpec) -> NamespaceSandbox:
         manifest = self.images.manifest(spec.image)
         channel = self._attach_loop()
         _check(spec)
@@ -252,6 +257,10 @@ class NamespaceProvider(SandboxProvider):
                 while id in self._live and not self.is_dead(id):
                     await asyncio.sleep(0.005)
         return self._dead.get(id)
+
+    def living(self) -> int:
+        """How many sandboxes of this client are alive."""
+        return sum(not self.is_dead(id) for id in self._live)
 
     def is_dead(self, id: str) -> bool:
         return id in self._dead or self._channel is None
