@@ -84,6 +84,11 @@ class KubernetesProvider(SandboxProvider):
                     settings.network_enforced == "probe",
                     "network: not probed whether the policies take effect",
                 ),
+                (
+                    False,
+                    "the class batch: such a pod requests 1m of a processor, a small share, but is not idle",
+                ),
+                (False, "own cores and memory nodes: those are the kubelet's (CPU and topology manager)"),
                 (False, "the image's /usr may be changed by root inside, for its own pod only"),
             )
             if not given
@@ -213,6 +218,7 @@ class KubernetesProvider(SandboxProvider):
                 "pods get no right to make namespaces; run graders on the namespace backend"
             )
         gate.check(spec.policy)
+        spec.check_scheduling()
 
     async def _create_pod(self, cluster: Cluster, body: dict[str, Any]) -> None:
         """Create the pod and wait until it is ready, or raise why it never will be."""

@@ -220,6 +220,7 @@ class NamespaceProvider(SandboxProvider):
             "network": "host" if spec.policy.mode == "host" else "none",
             "nested": spec.nested,
             "lease_s": spec.lease_s,
+            "scheduling": spec.scheduling,
             "admission": {
                 "sandboxes": self.admission.sandboxes,
                 "overcommit": self.admission.overcommit,
@@ -385,6 +386,7 @@ class NamespaceProvider(SandboxProvider):
 
 def _check(spec: SandboxSpec) -> None:
     gate.check(spec.policy)
+    spec.check_scheduling()
     if spec.runtime:
         raise PolicyUnsupported(f"the namespace backend has no runtime {spec.runtime!r}; leave it empty")
     if spec.lease_s is not None and not 0 < spec.lease_s < float("inf"):

@@ -27,6 +27,7 @@ from sandbox.node import (
     monitor,
     privileges,
     rootfs,
+    scheduling,
     sealed,
     wire,
 )
@@ -260,6 +261,10 @@ def _prepare(spec: dict[str, Any]) -> int:
     sc.prctl(sc.PR_SET_PDEATHSIG, signal.SIGKILL)
     sc.set_title("sandbox-init")
     sc.prctl(sc.PR_SET_DUMPABLE, 0)
+    with contextlib.suppress(OSError):  # `Capabilities` says where that is no use
+        scheduling.own_cores()
+    if spec["processors"]:
+        scheduling.stay_on(spec["processors"])
     if spec["cgroup_namespace"]:
         with contextlib.suppress(OSError):
             sc.unshare(sc.CLONE_NEWCGROUP)

@@ -36,12 +36,20 @@ def test_what_is_not_enforced_is_said() -> None:
         "version": 0,
         "memory": None,
         "pids": None,
-        "reasons": {"memory": "no cgroups", "pids": "none"},
+        "cpu": None,
+        "reasons": {"cpu": "no cpu", "memory": "no cgroups", "pids": "none"},
     }
-    hello = {"groups": nothing, "user_namespace": True, "user_namespace_reason": "", "id_map": None}
+    hello = {"groups": nothing, "user_namespace": True, "user_namespace_reason": "", "id_map": None,
+             "autogroups": True, "core_scheduling": "one thread a core", "numa_nodes": 2}  # fmt: skip
     found = probe.capabilities(hello)
+    assert (found.scheduling, found.core_scheduling, found.numa_nodes) == (False, False, 2)
+    assert [text in found.unenforced[3 + at] for at, text in enumerate(("no cpu", "one thread"))] == [
+        True
+    ] * 2
+    calm = probe.capabilities({**hello, "autogroups": False, "core_scheduling": ""})
+    assert (calm.scheduling, calm.core_scheduling) == (True, True)
     assert (found.memory_limit, found.pids_limit, found.disk_limit) == (False, False, True)
-    assert len(found.unenforced) == 5
+    assert len(found.unenforced) == 7
     assert "no cgroups" in found.unenforced[0]
 
 
