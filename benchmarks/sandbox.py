@@ -1,6 +1,6 @@
 """How fast sandboxes start and answer, and how many live at once.
 
-    python -m benchmarks.sandbox [--json FILE] [--samples 100] [--alive 300] [--docker FOLDER]
+    python -m benchmarks.sandbox [--json FILE] [--samples 100] [--alive 300] [--docker FOLDER] [--sweep]
 
 Measured with all limits on and no warm pool: create to first output, the round trip of one more command, and
 a number of idle sandboxes alive together (their memory from MemAvailable, their round trip while all live).
@@ -10,16 +10,20 @@ against the load average.
 With --docker, in turns with the namespace backend on the same machine: our docker backend, plain `docker run`
 with `docker exec`, and SWE-ReX's docker deployment, on one private engine and one image (FOLDER keeps what
 they need between runs; needs root, docker.io, mmdebstrap and registries). Namespaces share the host's files
-and have no engine: another level of isolation, not a better docker. Left out: duty mixes.
+and have no engine: another level of isolation, not a better docker.
+
+With --sweep, sandboxes that work now and then, up to 10,000 of them (`benchmarks.sandbox_sweep`): half an
+hour and more. `knee` is null without; `idle_max` is the largest number that lived together, `mib_each` their
+memory.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import os
-import resource
 import statistics
 import subprocess
 import tempfile
@@ -28,7 +32,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from sandbox.base import SandboxProvider, SandboxSpec
+from sandbox.base import AdmissionRefused, Sandbox, SandboxProvider, SandboxSpec
 from sandbox.namespace import NamespaceProvider
 
 Times = dict[str, list[float]]
@@ -95,8 +99,12 @@ async def density(provider: SandboxProvider, image: str, alive: int) -> dict[str
     before = available_kib()
     started = time.perf_counter()
     spec = SandboxSpec(image=image, memory_mb=64, pids=32, disk_mb=16)
-    boxes = [await provider.create(spec) for _ in range(alive)]
+    boxes: list[Sandbox] = []
+    with contextlib.suppress(AdmissionRefused):  # then the node is full, and that is the figure
+        while len(boxes) < alive:
+            boxes.append(await provider.create(spec))
     created = time.perf_counter() - started
+    alive = len(boxes)
     mib_each = (before - available_kib()) / alive / 1024
     trips = [await timed(lambda box=box: box.exec(["/bin/true"])) for box in boxes]
     started = time.perf_counter()
@@ -143,7 +151,11 @@ async def beside_docker(
                 add(total, "subprocess", plain(part))
 
 
-async def measure(samples: int, alive: int, docker: Path | None) -> dict[str, Any]:
+async def measure(
+    samples: int, alive: int, docker: Path | None, counts: tuple[int, ...], minutes: float
+) -> dict[str, Any]:
+    from benchmarks import sandbox_sweep
+
     total: dict[str, Times] = {}
     with tempfile.TemporaryDirectory() as folder:
         async with NamespaceProvider(Path(folder)) as provider:
@@ -160,7 +172,18 @@ async def measure(samples: int, alive: int, docker: Path | None) -> dict[str, An
                 }
                 for name in ("create", "exec", "close")
             }
-            found["density"] = await density(provider, image, alive) if alive else None
+            idle = await density(provider, image, alive) if alive else None
+            sweep = await sandbox_sweep.sweep(provider, image, counts, minutes) if counts else None
+            reached = [idle] if idle else []
+            reached += sweep["points"] if sweep else []
+            most = max(reached, key=lambda each: each["alive"], default={})
+            found |= {
+                "knee": sweep["knee"] if sweep else None,
+                "idle_max": most.get("alive"),
+                "mib_each": most.get("mib_each"),
+                "density": idle,
+                "sweep": sweep,
+            }
             found["unenforced"] = list(provider.capabilities().unenforced)
     found["samples"] = samples
     found["load"] = os.getloadavg()[0]
@@ -171,17 +194,22 @@ async def measure(samples: int, alive: int, docker: Path | None) -> dict[str, An
 
 
 def main() -> None:
+    from benchmarks import sandbox_sweep
+
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     parser.add_argument("--samples", type=int, default=100)
     parser.add_argument("--alive", type=int, default=300)
     parser.add_argument("--docker", type=Path, metavar="FOLDER", help="measure docker and its peers too")
+    parser.add_argument(
+        "--sweep", nargs="?", const=",".join(map(str, sandbox_sweep.COUNTS)), metavar="COUNTS",
+        help="counts of living sandboxes to sweep over (%(const)s)",
+    )  # fmt: skip
+    parser.add_argument("--minutes", type=float, default=5, help="of the sweep, at each count")
     options = parser.parse_args()
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = options.alive * 8 + 512  # a socket each, pipes and sockets of commands under way
-    if soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (min(wanted, hard), hard))
-    found = asyncio.run(measure(options.samples, options.alive, options.docker))
+    counts = tuple(int(count) for count in options.sweep.split(",")) if options.sweep else ()
+    sandbox_sweep.open_files(max(options.alive, *counts))
+    found = asyncio.run(measure(options.samples, options.alive, options.docker, counts, options.minutes))
     for name in ("create_ms", "exec_ms", "close_ms"):
         for backend, values in found[name].items():
             print(
@@ -189,6 +217,7 @@ def main() -> None:
             )
     for name, value in (found["density"] or {}).items():
         print(f"{name:14} {value}")
+    print(f"knee {found['knee']}, idle_max {found['idle_max']}, mib_each {found['mib_each']}")
     print(f"load average {found['load']:.1f} on {found['cores']} cores")
     if options.json:
         options.json.write_text(json.dumps(found, indent=1) + "\n")

@@ -95,12 +95,14 @@ def checks() -> list[Check]:
         limits,
         memory,
         network,
+        scheduling,
         streams,
         transfers,
     )
 
     modules = (
-        commands, streams, limits, files, transfers, containment, network, life, clients, memory, harm
+        commands, streams, limits, scheduling, files, transfers, containment, network, life, clients, memory,
+        harm,
     )  # fmt: skip
     return [check for module in modules for check in module.CHECKS]
 

@@ -30,6 +30,7 @@ from sandbox.base import (
     SandboxProvider,
     SandboxSpec,
 )
+from sandbox.metrics import METRICS
 
 RETRY_SECONDS = 1.0
 
@@ -83,10 +84,12 @@ class WarmPool(SandboxProvider):
             self._fill(shelf)
             if await box.alive():
                 shelf.claimed += 1
+                METRICS.claimed(self.name, hit=True)
                 return box
             await box.close()
         if shelf is not None:
             shelf.missed += 1
+            METRICS.claimed(self.name, hit=False)
             self._fill(shelf)
         return await self.provider.create(spec)
 

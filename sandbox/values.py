@@ -161,8 +161,15 @@ class SandboxSpec:
     lease_s: float | None = None
     """Seconds that the sandbox outlives its client: a new client that attaches in time finds it, afterwards
     it ends by itself. None: it ends with its client."""
+    scheduling: Literal["latency", "batch"] = "latency"
+    """`batch`: its commands run when no other sandbox and nothing of the host wants the processor."""
     runtime: str = ""
     """Docker runtime or Kubernetes runtime class (gVisor, Kata); "" is the backend's default."""
+
+    def check_scheduling(self) -> None:
+        """PolicyUnsupported for a class that does not exist."""
+        if self.scheduling not in ("latency", "batch"):
+            raise PolicyUnsupported(f"scheduling must be latency or batch, not {self.scheduling!r}")
 
     @property
     def policy(self) -> NetworkPolicy:
@@ -206,6 +213,12 @@ class Capabilities:
     """Modes of NetworkPolicy that can be enforced."""
     set_network: bool = False
     """`set_network` can change a living sandbox."""
+    scheduling: bool = False
+    """Sandboxes of the class `batch` wait for all others."""
+    core_scheduling: bool = False
+    """Two threads of one processor core never run different sandboxes at once."""
+    numa_nodes: int = 1
+    """Memory nodes that sandboxes are spread over."""
 
 
 @dataclass(frozen=True, slots=True)

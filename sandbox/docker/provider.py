@@ -37,6 +37,7 @@ from sandbox.docker.places import Place, readable
 from sandbox.docker.requests import LABEL
 from sandbox.images import ImageManifest, ImageStore, default_store
 from sandbox.log import SandboxLog
+from sandbox.metrics import METRICS
 from sandbox.namespace import gate
 from sandbox.namespace.channel import Channel
 from sandbox.node.contained import PLACE
@@ -93,6 +94,10 @@ class DockerProvider(SandboxProvider):
 
     async def create(self, spec: SandboxSpec) -> DockerSandbox:
         """Raises KeyError for an unknown image, PolicyUnsupported, or SandboxUnavailable."""
+        with METRICS.creating(self):
+            return await self._create(spec)
+
+    async def _create(self, spec: SandboxSpec) -> DockerSandbox:
         manifest = self.images.manifest(spec.image)
         requests.check(spec, self.capabilities())
         id = secrets.token_hex(8)
@@ -192,6 +197,10 @@ class DockerProvider(SandboxProvider):
                 raise SandboxUnavailable("the container's init does not answer") from error
             raise
         return channel
+
+    def living(self) -> int:
+        """How many sandboxes of this client are alive."""
+        return sum(box.connected for box in self._live.values())
 
     async def fate(self, id: str) -> Repercussion | None:
         """By its own doing if the memory limit killed init; else, also if somebody removed it, None."""

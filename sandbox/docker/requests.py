@@ -26,6 +26,7 @@ _NESTED_RIGHTS = (*_RIGHTS, "NET_ADMIN", "SETFCAP")
 def check(spec: SandboxSpec, capabilities: Capabilities) -> None:
     """PolicyUnsupported for what cannot be enforced."""
     gate.check(spec.policy)
+    spec.check_scheduling()
     if spec.nested and not capabilities.nested:
         raise PolicyUnsupported(
             "nested sandboxes need an engine with userns-remap: root inside would be root of this host"
@@ -61,6 +62,7 @@ def for_init(spec: SandboxSpec, manifest: ImageManifest) -> tuple[dict[str, Any]
         "inodes": max(4096, spec.disk_mb * 256),
         "rlimits": {"RLIMIT_NOFILE": 4096},
         "lease_s": spec.lease_s,
+        "scheduling": spec.scheduling,
         "handle": {"environment": {**manifest.env, **network_env, **spec.env}},
     }
     return request, mounts
@@ -90,6 +92,8 @@ def for_engine(
         ipc_mode="none",
         log_config={"Type": "json-file", "Config": {"max-size": "64k", "max-file": "1"}},
     )
+    if spec.scheduling == "batch":
+        host["CpuShares"] = 2  # of which others have 1024
     host |= {
         "Mounts": [
             {"Type": "bind", "Source": source, "Target": target, "ReadOnly": True}
@@ -153,6 +157,9 @@ def capabilities(info: Mapping[str, Any]) -> Capabilities:
     for name, what in (("MemoryLimit", "memory"), ("PidsLimit", "processes")):
         if not info.get(name):
             missing.append(f"{what}: the engine finds no such control group on this host")
+    if not info.get("CPUShares"):
+        missing.append("the class batch: the engine finds no cpu control group on this host")
+    missing.append("own cores and memory nodes: the engine's --cpuset-cpus is left to its operator")
     return Capabilities(
         network_none=True,
         memory_limit=bool(info.get("MemoryLimit")),
@@ -173,4 +180,5 @@ def capabilities(info: Mapping[str, Any]) -> Capabilities:
         nested=remapped,
         networks=("none", "allow", "host"),
         set_network=True,
+        scheduling=bool(info.get("CPUShares")),
     )

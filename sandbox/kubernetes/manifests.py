@@ -188,7 +188,7 @@ def _container(spec: SandboxSpec, settings: KubernetesSettings) -> dict[str, Any
         "seccompProfile": {"type": "RuntimeDefault"},
     }
     requests = {
-        "cpu": settings.cpu_request,
+        "cpu": "1m" if spec.scheduling == "batch" else settings.cpu_request,
         "memory": f"{max(1, int(spec.memory_mb * settings.memory_request))}Mi",
         "ephemeral-storage": f"{spec.disk_mb}Mi",
     }

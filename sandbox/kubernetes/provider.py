@@ -35,6 +35,7 @@ from sandbox.kubernetes.official import require
 from sandbox.kubernetes.podwatch import PodWatch
 from sandbox.kubernetes.settings import load
 from sandbox.log import SandboxLog
+from sandbox.metrics import METRICS
 from sandbox.namespace import gate
 from sandbox.namespace.channel import Channel
 from sandbox.namespace.gate import Ways
@@ -83,6 +84,11 @@ class KubernetesProvider(SandboxProvider):
                     settings.network_enforced == "probe",
                     "network: not probed whether the policies take effect",
                 ),
+                (
+                    False,
+                    "the class batch: such a pod requests 1m of a processor, a small share, but is not idle",
+                ),
+                (False, "own cores and memory nodes: those are the kubelet's (CPU and topology manager)"),
                 (False, "the image's /usr may be changed by root inside, for its own pod only"),
             )
             if not given
@@ -148,6 +154,10 @@ class KubernetesProvider(SandboxProvider):
 
     async def create(self, spec: SandboxSpec) -> KubernetesSandbox:
         """See the contract. Raises the errors of `sandbox.kubernetes.errors` too."""
+        with METRICS.creating(self):
+            return await self._create(spec)
+
+    async def _create(self, spec: SandboxSpec) -> KubernetesSandbox:
         manifest = self.images.manifest(spec.image)
         self._check(spec)
         cluster = await self.open()
@@ -208,6 +218,7 @@ class KubernetesProvider(SandboxProvider):
                 "pods get no right to make namespaces; run graders on the namespace backend"
             )
         gate.check(spec.policy)
+        spec.check_scheduling()
 
     async def _create_pod(self, cluster: Cluster, body: dict[str, Any]) -> None:
         """Create the pod and wait until it is ready, or raise why it never will be."""
@@ -263,6 +274,10 @@ class KubernetesProvider(SandboxProvider):
     async def end(self, id: str, channel: Channel) -> None:
         """See `sandbox.namespace.handle.Keeper`."""
         await self.remove(id)
+
+    def living(self) -> int:
+        """How many sandboxes of this client are alive."""
+        return sum(box.connected for box in self._live.values())
 
     async def fate(self, id: str) -> Repercussion | None:
         """Links know why a pod ended; nothing is known here."""

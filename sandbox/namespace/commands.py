@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import functools
 import os
 import socket
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any
 
 from sandbox.base import Data, ExecResult, ProcessInfo, Size
 from sandbox.hostbase import python_prefix
 from sandbox.log import Entry
+from sandbox.metrics import METRICS
 from sandbox.namespace import keyed
 from sandbox.namespace.channel import Channel, close_all, feed
 from sandbox.namespace.connection import Connection
@@ -55,10 +58,20 @@ class Commands(Connection):
             if stdin is not None and data is None:
                 raise ValueError("a keyed command takes its input as bytes: a stream cannot be compared")
             self.check_open()
-            return await keyed.run(self, key, call, request, data)
+            return await self._counted(keyed.run(self, key, call, request, data))
         async with self.logged("exec", call, data) as token:
-            result = await self._exec(request, stdin, timeout, max_output)
+            result = await self._counted(self._exec(request, stdin, timeout, max_output))
             self.log.finish(token, result)
+        return result
+
+    async def _counted(self, command: Coroutine[Any, Any, ExecResult]) -> ExecResult:
+        began = time.perf_counter()
+        try:
+            result = await command
+        except asyncio.CancelledError:
+            METRICS.cancelled(self._provider.name)
+            raise
+        METRICS.finished(self._provider.name, result, time.perf_counter() - began)
         return result
 
     async def _exec(
@@ -105,8 +118,12 @@ class Commands(Connection):
                 request |= {"name": f"tag:{tag}"} if tag is not None else {}
                 process = await self._held(request, tag, pty=pty is not None)
         if tag is None:
-            process.on_end = lambda result: self.log.finish(token, result)
+            process.on_end = functools.partial(self._spawned_ended, token)
         return process
+
+    def _spawned_ended(self, token: str, result: ExecResult) -> None:
+        self.log.finish(token, result)
+        METRICS.finished(self._provider.name, result)
 
     async def process(self, tag: str, *, offset: int = 0) -> NamespaceProcess:
         """See the contract."""

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 class Keeper(Protocol):
     """What a handle needs of the provider that made it."""
 
+    name: str
     ways: Ways
 
     def capabilities(self) -> Capabilities: ...

@@ -23,8 +23,17 @@ def capabilities(hello: dict[str, Any]) -> Capabilities:
         missing.append(f"processes (only RLIMIT_NPROC of the agent): {groups['reasons'].get('pids')}")
     if not hello["user_namespace"]:
         missing.append(f"own user namespace: {hello['user_namespace_reason']}")
+        missing.append("/proc/sys against root of a nested sandbox, who may unmount what protects it")
     elif hello["id_map"] is None:
         missing.append("root and agent inside are one host user: an unprivileged host user maps one id only")
+    scheduling = bool(groups["cpu"]) or not hello["autogroups"]
+    if not scheduling:
+        missing.append(
+            "the class batch beside other sessions, which the kernel gives equal shares"
+            f" (kernel.sched_autogroup_enabled=1), and no idle group: {groups['reasons'].get('cpu')}"
+        )
+    if hello["core_scheduling"]:
+        missing.append(f"own cores (core scheduling): {hello['core_scheduling']}")
     missing += ["CPU time and disk bandwidth: no limit", "AppArmor, SELinux and eBPF: no policy is applied"]
     return Capabilities(
         network_none=True,
@@ -46,6 +55,9 @@ def capabilities(hello: dict[str, Any]) -> Capabilities:
         nested=True,
         networks=("none", "allow", "host"),
         set_network=True,
+        scheduling=scheduling,
+        core_scheduling=not hello["core_scheduling"],
+        numa_nodes=max(1, hello["numa_nodes"]),
     )
 
 

@@ -30,6 +30,7 @@ from sandbox.base import (
 )
 from sandbox.images import ImageManifest, ImageStore, default_store
 from sandbox.log import SandboxLog, prune
+from sandbox.metrics import METRICS
 from sandbox.namespace import buildnet, gate, guests, probe, records
 from sandbox.namespace.channel import Channel
 from sandbox.namespace.handle import NamespaceSandbox
@@ -158,6 +159,10 @@ class NamespaceProvider(SandboxProvider):
 
     async def create(self, spec: SandboxSpec) -> NamespaceSandbox:
         """Raises KeyError for an unknown image, PolicyUnsupported, or SandboxUnavailable."""
+        with METRICS.creating(self):
+            return await self._create(spec)
+
+    async def _create(self, spec: SandboxSpec) -> NamespaceSandbox:
         manifest = self.images.manifest(spec.image)
         channel = self._attach_loop()
         _check(spec)
@@ -215,6 +220,7 @@ class NamespaceProvider(SandboxProvider):
             "network": "host" if spec.policy.mode == "host" else "none",
             "nested": spec.nested,
             "lease_s": spec.lease_s,
+            "scheduling": spec.scheduling,
             "admission": {
                 "sandboxes": self.admission.sandboxes,
                 "overcommit": self.admission.overcommit,
@@ -252,6 +258,10 @@ class NamespaceProvider(SandboxProvider):
                 while id in self._live and not self.is_dead(id):
                     await asyncio.sleep(0.005)
         return self._dead.get(id)
+
+    def living(self) -> int:
+        """How many sandboxes of this client are alive."""
+        return sum(not self.is_dead(id) for id in self._live)
 
     def is_dead(self, id: str) -> bool:
         return id in self._dead or self._channel is None
@@ -376,6 +386,7 @@ class NamespaceProvider(SandboxProvider):
 
 def _check(spec: SandboxSpec) -> None:
     gate.check(spec.policy)
+    spec.check_scheduling()
     if spec.runtime:
         raise PolicyUnsupported(f"the namespace backend has no runtime {spec.runtime!r}; leave it empty")
     if spec.lease_s is not None and not 0 < spec.lease_s < float("inf"):

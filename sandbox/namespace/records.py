@@ -23,7 +23,7 @@ class Records:
         """`name` is that of its control groups below the parents in `groups`."""
         record = {
             "id": id, "owner": spec.owner, "image": spec.image, "created": time.time(), "group": name,
-            "groups": [path for path in (groups["memory"], groups["pids"]) if path],
+            "groups": [path for path in (groups["memory"], groups["pids"], groups["cpu"]) if path],
             "nodelet": nodelet, "nodelet_start": probe.start_time(nodelet),
             "client": os.getpid(), "client_start": probe.start_time(os.getpid()),
         }  # fmt: skip

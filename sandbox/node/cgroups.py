@@ -1,4 +1,4 @@
-"""Memory and process limits through control groups, version 1 or 2, whatever is writable here.
+"""Memory and process limits, and idle groups, through control groups of version 1 or 2, as far as writable.
 
 Every value is read back after it was written: a limit that did not take is not a limit.
 """
@@ -78,8 +78,17 @@ class Group:
 class Groups:
     """What this host offers: a parent folder per controller, or the reason why there is none."""
 
-    def __init__(self, version: int, memory: str | None, pids: str | None, reasons: dict[str, str]) -> None:
+    def __init__(
+        self,
+        version: int,
+        memory: str | None,
+        pids: str | None,
+        reasons: dict[str, str],
+        cpu: str | None = None,
+    ) -> None:
         self.version = version
+        self.cpu = cpu
+        """Where sandboxes of the class batch are idle."""
         self.memory = memory
         self.pids = pids
         self.reasons = reasons
@@ -105,10 +114,18 @@ class Groups:
             except OSError as error:
                 parents[controller] = None
                 reasons[controller] = f"{error.strerror or error} ({error.filename or 'cgroup'})"
-        return cls(version, parents["memory"], parents["pids"], reasons)
+        cpu = None
+        try:
+            cpu = _prepare_cpu(own.get("cpu", "/"), parents["memory"])
+        except OSError as error:
+            reasons["cpu"] = f"{error.strerror or error} ({error.filename or 'cgroup'})"
+        return cls(version, parents["memory"], parents["pids"], reasons, cpu)
 
     def describe(self) -> dict[str, Any]:
-        return {"version": self.version, "memory": self.memory, "pids": self.pids, "reasons": self.reasons}
+        return {
+            "version": self.version, "memory": self.memory, "pids": self.pids, "cpu": self.cpu,
+            "reasons": self.reasons,
+        }  # fmt: skip
 
     def memory_ceiling(self) -> int | None:
         """The memory limit in bytes of the nearest group around all sandboxes that has one."""
@@ -122,7 +139,7 @@ class Groups:
             folder = folder.rpartition("/")[0]
         return lowest
 
-    def make(self, name: str, memory_bytes: int, pids: int) -> Group:
+    def make(self, name: str, memory_bytes: int, pids: int, *, batch: bool = False) -> Group:
         """Folders for one sandbox with verified limits."""
         group = Group()
         try:
@@ -132,6 +149,8 @@ class Groups:
             if self.pids:
                 group.pids = self._folder(group, self.pids, name)
                 _limit(group.pids, "pids.max", pids)
+            if batch and self.cpu:
+                _idle(self._folder(group, self.cpu, name))
         except OSError:
             group.remove()
             raise
@@ -187,6 +206,30 @@ def _limit(folder: str, name: str, value: int) -> None:
     effective = _read(path)
     if not effective.isdigit() or int(effective) > value:
         raise OSError(0, f"limit did not take: wrote {value}, reads {effective}", path)
+
+
+def _idle(folder: str) -> None:
+    """Whatever is in the group runs when its siblings do not want to."""
+    for name, value in (("cpu.idle", 1), ("cpu.weight", 1), ("cpu.shares", 2)):
+        if os.path.exists(f"{folder}/{name}"):
+            _limit(folder, name, value)
+            return
+    raise FileNotFoundError(errno.ENOENT, "has no weight", folder)
+
+
+def _prepare_cpu(own: str, memory: str | None) -> str:
+    """A parent for idle groups. In version 1 it holds nothing else, and is idle itself; in version 2 a
+    process has one group for everything, so it is that of the memory limits."""
+    mount = _v1_mount("cpu")
+    if mount is not None:
+        parent = _prepare_v1(mount, own)
+        _idle(parent)
+        return parent
+    if memory is None or not os.path.exists(f"{memory}/cgroup.controllers"):
+        raise FileNotFoundError(errno.ENOENT, "no control groups of version 2 for sandboxes", "cpu")
+    if "cpu" not in _read(f"{memory}/cgroup.subtree_control").split():
+        _write(f"{memory}/cgroup.subtree_control", "+cpu")
+    return memory
 
 
 def _own_paths() -> dict[str, str]:

@@ -17,7 +17,7 @@ import socket
 import sys
 from typing import Any
 
-from sandbox.node import cgroups, children, init, privileges, rootfs, sealed, wire
+from sandbox.node import cgroups, children, confine, init, privileges, rootfs, sealed, wire
 from sandbox.node import syscalls as sc
 
 PLACE = "/.posttrain"
@@ -70,6 +70,8 @@ def _boot(spec: dict[str, Any]) -> tuple[int, dict[str, Any]]:
         init.loopback_up()
     upper = rootfs.build(spec)
     init.make_workdir(spec)
+    if spec["nested"]:
+        confine.enter()
     return upper, facts
 
 

@@ -17,7 +17,20 @@ import sys
 import time
 from typing import Any
 
-from sandbox.node import children, fileops, held, keyed, listening, monitor, privileges, rootfs, sealed, wire
+from sandbox.node import (
+    children,
+    confine,
+    fileops,
+    held,
+    keyed,
+    listening,
+    monitor,
+    privileges,
+    rootfs,
+    scheduling,
+    sealed,
+    wire,
+)
 from sandbox.node import syscalls as sc
 from sandbox.node.course import UNUSED
 
@@ -248,6 +261,10 @@ def _prepare(spec: dict[str, Any]) -> int:
     sc.prctl(sc.PR_SET_PDEATHSIG, signal.SIGKILL)
     sc.set_title("sandbox-init")
     sc.prctl(sc.PR_SET_DUMPABLE, 0)
+    with contextlib.suppress(OSError):  # `Capabilities` says where that is no use
+        scheduling.own_cores()
+    if spec["processors"]:
+        scheduling.stay_on(spec["processors"])
     if spec["cgroup_namespace"]:
         with contextlib.suppress(OSError):
             sc.unshare(sc.CLONE_NEWCGROUP)
@@ -256,6 +273,8 @@ def _prepare(spec: dict[str, Any]) -> int:
     socket.sethostname("sandbox")
     upper = rootfs.build(spec)
     make_workdir(spec)
+    if spec["nested"] and spec["user_namespace"]:
+        confine.enter()
     return upper
 
 

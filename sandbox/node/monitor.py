@@ -19,7 +19,7 @@ import termios
 import time
 from typing import Any
 
-from sandbox.node import cgroups, children, privileges, wire
+from sandbox.node import cgroups, children, privileges, scheduling, wire
 from sandbox.node import syscalls as sc
 
 KILL_SECONDS = 5.0
@@ -260,6 +260,8 @@ def _become(spec: dict[str, Any], request: dict[str, Any], pipes: list[int]) -> 
         for number in IGNORED_ABOVE:
             signal.signal(number, signal.SIG_DFL)
         _limits(spec)
+        if spec.get("scheduling") == "batch":
+            scheduling.idle()
         privileges.drop(spec, request["user"])
         argv = [os.fsencode(word) for word in request["argv"]]
         env = {os.fsencode(key): os.fsencode(value) for key, value in request["env"].items()}

@@ -39,7 +39,7 @@ def build(spec: dict[str, Any]) -> int:
         _bind_read_only(source, root + target)
     _own_tmpfs(scratch, root)
     _devices(root)
-    _proc(root, masked=not spec["nested"])
+    _proc(root, nested=spec["nested"])
     for source, name in spec["run_binds"]:
         target = f"{root}/run/{name}"
         if os.path.isdir(source):
@@ -122,12 +122,19 @@ def _devices(root: str) -> None:
     sc.mount(None, dev, None, sc.MS_REMOUNT | sc.MS_BIND | sc.MS_RDONLY | sc.MS_NOSUID | sc.MS_NOEXEC)
 
 
-def _proc(root: str, *, masked: bool) -> None:
-    """A fresh /proc. Nested sandboxes keep it whole: a masked one forbids mounting another below it."""
+def _proc(root: str, *, nested: bool) -> None:
+    """A fresh /proc, masked.
+
+    Where only a masked one exists, jails may mount none of their own; a whole one that is read-only lets them
+    mount such ones. It lies beneath the masked one, where no path leads.
+    """
     proc = f"{root}/proc"
-    sc.mount("proc", proc, "proc", sc.MS_NOSUID | sc.MS_NODEV | sc.MS_NOEXEC)
-    if not masked:
-        return
+    flags = sc.MS_NOSUID | sc.MS_NODEV | sc.MS_NOEXEC
+    if nested:
+        sc.mount("tmpfs", proc, "tmpfs", flags, "size=4k,mode=700")
+        os.mkdir(f"{proc}/whole")
+        sc.mount("proc", f"{proc}/whole", "proc", flags | sc.MS_RDONLY)
+    sc.mount("proc", proc, "proc", flags)
     for name in MASKED_FILES:
         if os.path.exists(f"{proc}/{name}"):
             sc.mount(f"{root}/dev/null", f"{proc}/{name}", None, sc.MS_BIND)

@@ -17,7 +17,7 @@ import socket
 import sys
 from typing import Any
 
-from sandbox.node import cgroups, children, host, init, ledger, lower, wire
+from sandbox.node import cgroups, children, host, init, ledger, lower, scheduling, wire
 from sandbox.node import syscalls as sc
 
 PARENT_CHECK_MS = 1000
@@ -35,6 +35,7 @@ class Zygote:
         self.sandboxes: dict[int, dict[str, Any]] = {}
         self.groups = cgroups.Groups.probe()
         self.lower = lower.Lower()
+        self.nodes = scheduling.Nodes()
         self.ledger = ledger.Ledger(f"{state}/../node", self.groups.memory_ceiling())
 
     def hello(self) -> dict[str, Any]:
@@ -46,6 +47,9 @@ class Zygote:
             "user_namespace_reason": reason,
             "id_map": "0 0 65536" if self.identity else None,
             "mounts_layers": lower.possible(),
+            "autogroups": scheduling.autogroups(),
+            "core_scheduling": scheduling.core_reason(),
+            "numa_nodes": len(self.nodes.processors),
             **({"error": reason} if reason and not self.identity else {}),
         }
 
@@ -130,10 +134,17 @@ class Zygote:
             return
         try:
             self.lower.mount(spec["mounts"])
-            group = self.groups.make(spec["name"], spec["memory_bytes"], spec["pids"])
+            batch = spec["scheduling"] == "batch"
+            group = self.groups.make(spec["name"], spec["memory_bytes"], spec["pids"], batch=batch)
             spec["events"] = group.watch()
             spec["groups"] = {"memory": group.memory, "pids": group.pids}
-            pid = self._fork(spec, client, ours, theirs)
+            node = self.nodes.place()
+            spec["processors"] = [] if node is None else sorted(self.nodes.processors[node])
+            try:
+                pid = self._fork(spec, client, ours, theirs)
+            except OSError:
+                self.nodes.leave(node)
+                raise
             for fd, _ in spec["events"].values():
                 os.close(fd)
         except OSError as error:
@@ -146,7 +157,7 @@ class Zygote:
         else:
             self.sandboxes[pid] = {
                 "id": spec["id"], "group": group, "control": ours, "handle": spec.pop("handle"),
-                "lease_s": spec["lease_s"], "memory": memory,
+                "lease_s": spec["lease_s"], "memory": memory, "node": node,
             }  # fmt: skip
 
             try:
@@ -207,6 +218,7 @@ class Zygote:
     def _remove(self, record: dict[str, Any]) -> None:
         record["control"].close()
         self.ledger.release(record["memory"])
+        self.nodes.leave(record["node"])
         record["group"].remove()
         self._forget(record["id"])
 

@@ -242,7 +242,7 @@ DEFECTS: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "rights are kept": (
         {"spec": spec_as(nested=True), "exec": options_as(user="root")},
-        "no_mounts_or_namespaces kernel_settings_are_out_of_reach",
+        "no_mounts_or_namespaces",
     ),
     "owners are substrings": ({"provider_list": substring_list}, "owners_are_compared_exactly"),
     "reap takes everything": (

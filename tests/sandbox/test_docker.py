@@ -389,13 +389,12 @@ async def test_nested_sandboxes_need_ids_of_their_own(provider: DockerProvider) 
             await provider.create(spec)
         return
     async with await provider.create(spec) as box:
-        jail = (
-            "unshare -mpn --fork sh -c 'mount -t proc proc /proc; mount -t tmpfs t /mnt; ls -d /proc/[0-9]*'"
-        )
+        inside = "mount -t proc -o ro proc /proc; mount -t tmpfs t /mnt; ls -d /proc/[0-9]*"
+        jail = f"unshare -mpn --fork sh -c '{inside}'"
         inner = await box.exec(jail, user="root")
         assert inner.ok, inner.text
         assert inner.stdout == b"/proc/1\n", inner.text
-        refused = await box.exec("echo x > /proc/sys/kernel/core_pattern", user="root")
+        refused = await box.exec("true >> /proc/sys/kernel/core_pattern", user="root")
         assert not refused.ok, "root inside may write the kernel's settings"
 
 

@@ -36,12 +36,20 @@ def test_what_is_not_enforced_is_said() -> None:
         "version": 0,
         "memory": None,
         "pids": None,
-        "reasons": {"memory": "no cgroups", "pids": "none"},
+        "cpu": None,
+        "reasons": {"cpu": "no cpu", "memory": "no cgroups", "pids": "none"},
     }
-    hello = {"groups": nothing, "user_namespace": True, "user_namespace_reason": "", "id_map": None}
+    hello = {"groups": nothing, "user_namespace": True, "user_namespace_reason": "", "id_map": None,
+             "autogroups": True, "core_scheduling": "one thread a core", "numa_nodes": 2}  # fmt: skip
     found = probe.capabilities(hello)
+    assert (found.scheduling, found.core_scheduling, found.numa_nodes) == (False, False, 2)
+    assert [text in found.unenforced[3 + at] for at, text in enumerate(("no cpu", "one thread"))] == [
+        True
+    ] * 2
+    calm = probe.capabilities({**hello, "autogroups": False, "core_scheduling": ""})
+    assert (calm.scheduling, calm.core_scheduling) == (True, True)
     assert (found.memory_limit, found.pids_limit, found.disk_limit) == (False, False, True)
-    assert len(found.unenforced) == 5
+    assert len(found.unenforced) == 7
     assert "no cgroups" in found.unenforced[0]
 
 
@@ -92,7 +100,7 @@ async def test_build_network(
 
 async def test_nested_root_can_make_namespaces_and_the_agent_cannot(provider: NamespaceProvider) -> None:
     spec = SandboxSpec(image=provider.images.host_base(), nested=True)
-    inner = "mount -t proc p /proc && mount -t tmpfs t /mnt && ls /mnt && ls -d /proc/[0-9]* | wc -l"
+    inner = "mount -t proc -o ro p /proc && mount -t tmpfs t /mnt && ls /mnt && ls -d /proc/[0-9]* | wc -l"
     jail = f"unshare -mpif --propagation private sh -c '{inner}'"
     async with await provider.create(spec) as box:
         seen = await box.exec(jail, user="root")
@@ -100,6 +108,65 @@ async def test_nested_root_can_make_namespaces_and_the_agent_cannot(provider: Na
         assert int(seen.stdout) <= 5, "the inner process namespace shows outer processes"
         assert not (await box.exec(jail)).ok
         assert not (await box.exec("unshare -r true")).ok
+
+
+WAYS = """
+import ctypes, os
+libc = ctypes.CDLL(None, use_errno=True)
+RDONLY, REMOUNT, BIND, REC, PRIVATE = 1, 32, 4096, 16384, 1 << 18
+NEWNS, NEWUTS, NEWUSER, NEWPID = 1 << 17, 1 << 26, 1 << 28, 1 << 29
+tried = []
+def way(name, *calls):
+    "Make the calls; then only open, for writing, a setting of our own uts namespace. Nothing is written."
+    pid = os.fork()
+    if pid == 0:
+        done = [call() for call in calls]
+        where = '/tmp/p' if name.startswith('new') else '/proc'
+        try: os.open(where + '/sys/kernel/domainname', os.O_WRONLY)
+        except OSError: os._exit(0)
+        print(name, done, flush=True)
+        os._exit(0)
+    os.waitpid(pid, 0)
+    tried.append(name)
+def fresh(flags=0):
+    os.makedirs('/tmp/p', exist_ok=True)
+    return libc.mount(b'p', b'/tmp/p', b'proc', flags, None)
+def apart(flags):
+    done = libc.unshare(flags)
+    return done, flags & NEWPID and os.fork() and os._exit(os.wait()[0] * 0)
+def remount(place, flags): return libc.mount(None, place, None, flags, None)
+own = lambda: apart(NEWNS | NEWUTS | NEWPID)
+private = lambda: libc.mount(None, b'/', None, REC | PRIVATE, None)
+way('plain')
+way('unmounted', lambda: libc.umount2(b'/proc/sys', 2))
+way('unmounted in own', own, private, lambda: libc.umount2(b'/proc/sys', 2))
+way('unmounted twice', own, private, lambda: [libc.umount2(b'/proc', 2) for _ in range(3)])
+for name, flags in (('remounted', REMOUNT), ('bind remounted', REMOUNT | BIND)):
+    way(name, lambda: remount(b'/proc/sys', flags))
+    way(name + ' in own', own, private, lambda: remount(b'/proc/sys', flags))
+way('new writable', own, private, fresh)
+way('new read-only', own, private, lambda: fresh(RDONLY))
+way('new remounted', own, private, lambda: fresh(RDONLY), lambda: remount(b'/tmp/p', REMOUNT))
+way('new bind remounted', own, private, lambda: fresh(RDONLY), lambda: remount(b'/tmp/p', REMOUNT | BIND))
+way('new in a user namespace', lambda: apart(NEWUSER | NEWNS | NEWPID | NEWUTS), fresh)
+pid = os.fork()
+if pid == 0:
+    own(); private(); fresh(RDONLY)
+    for each in ('sys/kernel/domainname', 'sysrq-trigger', 'irq/default_smp_affinity'):
+        if os.path.exists('/tmp/p/' + each) and os.access('/tmp/p/' + each, os.W_OK): print(each)
+    print('mounted' if os.path.exists('/tmp/p/self') else 'no proc', flush=True)
+    os._exit(0)
+os.waitpid(pid, 0)
+print(len(tried), 'tried')
+"""
+
+
+async def test_nested_root_opens_no_setting_of_the_host(provider: NamespaceProvider) -> None:
+    spec = SandboxSpec(image=provider.images.host_base(), nested=True)
+    async with await provider.create(spec) as box:
+        done = await box.exec(["python3", "-c", WAYS], user="root", cwd="/")
+        assert done.stdout == b"mounted\n13 tried\n", done.text
+        assert (await box.exec("test ! -e /proc/whole && echo 500 > /proc/self/oom_score_adj")).ok
 
 
 @pytest.mark.parametrize("program", [seccomp.PROGRAM, seccomp.NESTED_PROGRAM])

@@ -175,6 +175,7 @@ def test_the_system_is_read_only():
             open(path, "w")
     for path in ("/workspace/x", "/tmp/x", "/dev/shm/x"):
         open(path, "w").close()
+    assert os.statvfs("/proc").f_flag & os.ST_RDONLY
 
 
 def test_no_mounts():

@@ -2,7 +2,7 @@
 
 `enter` runs in a process that is the first of a new pid namespace, as root of the sandbox; afterwards the
 process sees a read-only system, an own writable copy of the workspace, own temporary folders and an own
-/proc, and nothing of the harness. `drop` then gives up every right for good.
+read-only /proc, and nothing of the harness. `drop` then gives up every right for good.
 """
 
 from __future__ import annotations
@@ -19,16 +19,19 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 libc = ctypes.CDLL(None, use_errno=True)
+# PyDLL keeps the interpreter lock: a clone between release and reacquisition would lose its owner.
+locked_libc = ctypes.PyDLL(None, use_errno=True)
 
 NEWNS, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET = 1 << 17, 1 << 26, 1 << 27, 1 << 28, 1 << 29, 1 << 30
 AGENT = 1000
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT, MS_BIND = 1, 2, 4, 8, 32, 4096
 MS_REC, MS_PRIVATE = 16384, 1 << 18
 MNT_DETACH = 2
+SYS_CLONE = 56 if os.uname().machine == "x86_64" else 220
 SYS_MOUNT_SETATTR = 442
 AT_FDCWD, AT_RECURSIVE, MOUNT_ATTR_RDONLY = -100, 0x8000, 1
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS, PR_CAP_AMBIENT = 1, 4, 24, 38, 47
-SIGKILL = 9
+SIGKILL, SIGCHLD = 9, 17
 
 FOLDER = "/run/verifier"
 """The harness's own place; jails see an empty read-only folder there."""
@@ -57,8 +60,21 @@ def unshare(flags: int) -> None:
     check(libc.unshare(flags), "unshare")
 
 
-def setns(fd: int, flags: int) -> None:
-    check(libc.setns(fd, flags), "setns")
+def fork_into(flags: int) -> int:
+    """fork(2) into new namespaces: 0 in the child, the child's pid in the parent.
+
+    (`unshare` would hold for later children too, and the way back leads into a namespace that is not ours.)
+    """
+    ctypes.pythonapi.PyOS_BeforeFork()
+    pid = int(locked_libc.syscall(SYS_CLONE, ctypes.c_ulong(flags | SIGCHLD), 0, 0, 0, 0))
+    if pid == 0:
+        ctypes.pythonapi.PyOS_AfterFork_Child()
+        return 0
+    number = ctypes.get_errno()
+    ctypes.pythonapi.PyOS_AfterFork_Parent()
+    if pid < 0:
+        raise OSError(number, f"clone: {os.strerror(number)}")
+    return pid
 
 
 def mount(source: str, target: str, kind: str, flags: int, data: str = "") -> None:
@@ -179,7 +195,7 @@ def enter(
     if os.path.isdir(home):
         tmpfs(home, disk_mb, "755")
         os.chown(home, uid, gid)
-    mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
+    mount("proc", "/proc", "proc", MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOEXEC)
     check(libc.umount2(SCRATCH.encode(), MNT_DETACH), "umount")
     mount("tmpfs", FOLDER, "tmpfs", MS_RDONLY | MS_NOSUID | MS_NODEV, "size=4k,mode=555")
     socket.sethostname("jail")
@@ -193,11 +209,14 @@ def one_id() -> bool:
     return len(rows) <= 2 and rows[0].split()[2] == "1"
 
 
-def become_other(uid: int) -> None:
-    """Where only one user exists: be `uid` in a user namespace of one's own, beneath the jail's."""
+def become_other(uid: int, proc: int) -> None:
+    """Where only one user exists: be `uid` in a user namespace of one's own, beneath the jail's.
+
+    `proc`: descriptor of the /proc outside of the jail, whose own is read-only.
+    """
     unshare(NEWUSER)
     for name, text in (("setgroups", "deny"), ("uid_map", f"{uid} 0 1"), ("gid_map", f"{uid} 0 1")):
-        fd = os.open(f"/proc/self/{name}", os.O_WRONLY)
+        fd = os.open(f"self/{name}", os.O_WRONLY, dir_fd=proc)
         os.write(fd, text.encode())
         os.close(fd)
 

@@ -80,7 +80,6 @@ class Server:
         self.memo.install()
         self.integrity = plugin.Integrity()
         self._selector = selectors.DefaultSelector()
-        self._own_pids = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
         self._input = bytearray()
         self._learned: set[str] = set()
 
@@ -150,11 +149,9 @@ class Server:
         results, results_in = os.pipe()
         output, output_in = os.pipe()
         started = time.monotonic()
-        jail.unshare(jail.NEWPID)
-        pid = os.fork()
+        pid = jail.fork_into(jail.NEWPID)
         if pid == 0:
             init(self, request | {"known": known}, key, results_in, output_in)
-        jail.setns(self._own_pids, jail.NEWPID)
         os.close(results_in)
         os.close(output_in)
         job = Job(
@@ -275,11 +272,13 @@ def init(server: Server, request: dict[str, Any], key: bytes, results: int, outp
         trusted = decode_files(request["trusted"])
         user = settings.uid, settings.gid
         disk_mb = settings.limits.disk_mb
+        proc = os.open("/proc", os.O_PATH | os.O_DIRECTORY)
         jail.enter(settings.workdir, settings.home, *user, disk_mb, trusted, request["protected"])
         worker = os.fork()
         if worker == 0:
-            work(server, request, key, channel)
+            work(server, request, key, channel, proc)
         os.close(channel)
+        os.close(proc)
         jail.drop(0, 0)
         while True:
             pid, status = os.wait()
@@ -292,13 +291,14 @@ def init(server: Server, request: dict[str, Any], key: bytes, results: int, outp
     os._exit(code)
 
 
-def work(server: Server, request: dict[str, Any], key: bytes, channel: int) -> None:
-    """The test process: an unprivileged user from here on."""
+def work(server: Server, request: dict[str, Any], key: bytes, channel: int, proc: int) -> None:
+    """The test process: an unprivileged user from here on. `proc`: the /proc outside of the jail."""
     code, settings = INFRASTRUCTURE, server.settings
     try:
         jail.limit(settings.limits)
         if settings.uid == 0:
-            jail.become_other(jail.AGENT)
+            jail.become_other(jail.AGENT, proc)
+        os.close(proc)
         jail.drop(settings.uid or jail.AGENT, settings.gid or jail.AGENT)
         os.umask(0o022)
         os.setsid()

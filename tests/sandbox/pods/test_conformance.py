@@ -14,7 +14,7 @@ from sandbox.namespace import NamespaceProvider
 from tests.sandbox.fake_kubernetes import FakeCluster, settings
 
 NAMES = [each.title() for each in check.checks()]
-LACKING = {"snapshot", "fork"}
+LACKING = {"snapshot", "fork", "scheduling", "core_scheduling"}
 """What pods cannot."""
 BEYOND = {each.title() for each in check.checks() if LACKING & set(each.needs)}
 

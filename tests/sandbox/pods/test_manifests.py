@@ -172,3 +172,13 @@ def test_settings_come_from_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("POSTTRAIN_KUBERNETES", str(tmp_path / "none"))
     with pytest.raises(ValueError, match="does not exist"):
         load({})
+
+
+def test_a_batch_pod_asks_for_the_smallest_share() -> None:
+    requests = [
+        pod(SandboxSpec(image=IMAGE, scheduling=kind))["spec"]["containers"][0]["resources"]["requests"][
+            "cpu"
+        ]
+        for kind in ("latency", "batch")
+    ]
+    assert requests == [KubernetesSettings().cpu_request, "1m"]
