@@ -16,9 +16,8 @@ if TYPE_CHECKING:
     from catalog.models import Task
     from console.job_settings import EvaluateJob, OpdJob, RlJob
     from console.workshop import Workshop
+    from model.training import TrainResult
     from opd.data import DomainOf
-    from opd.train import OpdResult
-    from rl.train import RlResult
     from rollout.config import ServiceConfig
     from rollout.evaluate import Evaluation
     from rollout.handover import OpenSamples
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
 
 async def reinforce(
     workshop: Workshop, job: RlJob, tasks: Sequence[Task], run: Path, *, start: str | None = None
-) -> RlResult:
+) -> TrainResult:
     """Asynchronous RL on the tasks."""
     from console.runs import record
     from console.workshop import open_speaker
@@ -50,7 +49,7 @@ async def distil(
     *,
     domain_of: DomainOf,
     start: str | None = None,
-) -> OpdResult:
+) -> TrainResult:
     """On-policy distillation on the tasks. `domain_of` names a sample's domain, which picks its teachers."""
     from console.runs import record
     from console.workshop import open_speaker

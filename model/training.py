@@ -67,6 +67,37 @@ class StepReport:
     metrics: dict[str, float] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class TrainState:
+    """Everything beside weights and optimizer that a step leaves behind: the `data` of a checkpoint."""
+
+    step: int = 0
+    """Steps done. Where weights are published, the number of the last publication."""
+    seconds: float = 0.0
+    """Spent in steps, over all restarts."""
+    finished: bool = False
+    last: dict[str, float] = field(default_factory=dict)
+    """Metrics of the step."""
+
+    def after(self, seconds: float, *, steps: int, max_seconds: float | None) -> TrainState:
+        """The state after one more step; it finishes the run when either limit is reached. No metrics yet."""
+        step, total = self.step + 1, self.seconds + seconds
+        return TrainState(step, total, step >= steps or total >= (max_seconds or math.inf))
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """What a finished run leaves."""
+
+    policy: Path
+    """Folder of the trained policy."""
+    steps: int
+    """Steps done, restarts included."""
+    seconds: float
+    last: dict[str, float]
+    """Metrics of the last step."""
+
+
 class TrainEngine:
     """One network and its optimizer.
 

@@ -12,9 +12,8 @@ Checkpoints and publications keep the order of `rl.train`, so that a killed run 
 from __future__ import annotations
 
 import asyncio
-import math
 import time
-from dataclasses import dataclass, field
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -22,7 +21,7 @@ import torch
 from catalog.models import RunKind
 from catalog.runs import RunFolder
 from model.policy import Policy
-from model.training import TrainEngine
+from model.training import TrainEngine, TrainResult, TrainState
 from opd.cache import HiddenCache
 from opd.config import OpdConfig
 from opd.data import DomainOf
@@ -30,29 +29,6 @@ from opd.order import Heads
 from opd.step import learn
 from opd.teachers import TeacherPool
 from rollout.handover import OpenSamples
-
-
-@dataclass(frozen=True)
-class OpdResult:
-    """What a finished run leaves."""
-
-    policy: Path
-    """Folder of the trained student."""
-    steps: int
-    """Batches trained on; the publication number of the last weights."""
-    seconds: float
-    last: dict[str, float]
-    """Metrics of the last step."""
-
-
-@dataclass(frozen=True)
-class OpdState:
-    """Everything beside weights and optimizer that a step leaves behind. Step = publication number."""
-
-    step: int = 0
-    seconds: float = 0.0
-    finished: bool = False
-    last: dict[str, float] = field(default_factory=dict)
 
 
 async def train(
@@ -63,7 +39,7 @@ async def train(
     run: Path,
     domain_of: DomainOf,
     cache: Path | None = None,
-) -> OpdResult:
+) -> TrainResult:
     """Distil, or go on distilling, in the folder `run`; the student is written to `run/policy`.
 
     Args:
@@ -84,7 +60,7 @@ async def train(
     )  # fmt: skip
     resolved = config.model_dump(mode="json")
     with RunFolder.open(run, kind=RunKind.OPD, config=resolved, seed=config.seed, resume=True) as folder:
-        state = OpdState(**(engine.resume() or {}))
+        state = TrainState(**(engine.resume() or {}))
         folder.rewind(state.step)
         if not state.finished:
             states = HiddenCache(cache or run / "hidden", getattr(torch, config.cache_dtype))
@@ -99,18 +75,17 @@ async def train(
                     metrics = await asyncio.to_thread(
                         learn, config, engine, policy, pool, heads, batch, domain_of
                     )
-                    seconds = state.seconds + time.monotonic() - began
-                    step = state.step + 1
-                    finished = step >= config.steps or seconds >= (config.max_seconds or math.inf)
-                    state = OpdState(step, seconds, finished, {**batch.metrics, **metrics, "wait_s": waited})
+                    took = time.monotonic() - began
+                    state = state.after(took, steps=config.steps, max_seconds=config.max_seconds)
+                    state = replace(state, last={**batch.metrics, **metrics, "wait_s": waited})
                     engine.save(vars(state))
-                    folder.log(step, **state.last)
+                    folder.log(state.step, **state.last)
                     states.prune(config.cache_max_mb * 2**20)
-                    if not finished:
-                        await samples.publish(policy.module.state_dict(), step)
+                    if not state.finished:
+                        await samples.publish(policy.module.state_dict(), state.step)
             finally:
                 await samples.close()
                 heads.close()
         policy.save(run / "policy")
         folder.finish(state.last)
-    return OpdResult(run / "policy", state.step, state.seconds, state.last)
+    return TrainResult(run / "policy", state.step, state.seconds, state.last)

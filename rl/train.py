@@ -17,44 +17,20 @@ after it, the next. Nothing is lost, nothing counts twice.
 from __future__ import annotations
 
 import asyncio
-import math
 import time
-from dataclasses import dataclass, field
+from dataclasses import replace
 from pathlib import Path
 
 from catalog.models import RunKind
 from catalog.runs import RunFolder
 from model.policy import Policy
-from model.training import TrainEngine
+from model.training import TrainEngine, TrainResult, TrainState
 from rl.config import RlConfig
 from rl.step import learn
 from rollout.handover import OpenSamples
 
 
-@dataclass(frozen=True)
-class RlResult:
-    """What a finished run leaves."""
-
-    policy: Path
-    """Folder of the trained policy."""
-    steps: int
-    """Batches trained on; the publication number of the last weights."""
-    seconds: float
-    last: dict[str, float]
-    """Metrics of the last step."""
-
-
-@dataclass(frozen=True)
-class RlState:
-    """Everything beside weights and optimizer that a step leaves behind. Step = publication number."""
-
-    step: int = 0
-    seconds: float = 0.0
-    finished: bool = False
-    last: dict[str, float] = field(default_factory=dict)
-
-
-async def train(config: RlConfig, policy: Policy, open_samples: OpenSamples, *, run: Path) -> RlResult:
+async def train(config: RlConfig, policy: Policy, open_samples: OpenSamples, *, run: Path) -> TrainResult:
     """Train, or go on training, in the folder `run`; the policy is written to `run/policy`.
 
     Args:
@@ -73,7 +49,7 @@ async def train(config: RlConfig, policy: Policy, open_samples: OpenSamples, *, 
     )  # fmt: skip
     resolved = config.model_dump(mode="json")
     with RunFolder.open(run, kind=RunKind.RL, config=resolved, seed=config.seed, resume=True) as folder:
-        state = RlState(**(engine.resume() or {}))
+        state = TrainState(**(engine.resume() or {}))
         folder.rewind(state.step)
         if not state.finished:
             samples = await open_samples(policy.module.state_dict(), state.step)
@@ -83,16 +59,15 @@ async def train(config: RlConfig, policy: Policy, open_samples: OpenSamples, *, 
                     batch = await samples.next_batch()
                     waited = time.monotonic() - began
                     metrics = await asyncio.to_thread(learn, config, engine, policy, batch)
-                    seconds = state.seconds + time.monotonic() - began
-                    step = state.step + 1
-                    finished = step >= config.steps or seconds >= (config.max_seconds or math.inf)
-                    state = RlState(step, seconds, finished, {**batch.metrics, **metrics, "wait_s": waited})
+                    took = time.monotonic() - began
+                    state = state.after(took, steps=config.steps, max_seconds=config.max_seconds)
+                    state = replace(state, last={**batch.metrics, **metrics, "wait_s": waited})
                     engine.save(vars(state))
-                    folder.log(step, **state.last)
-                    if not finished:
-                        await samples.publish(policy.module.state_dict(), step)
+                    folder.log(state.step, **state.last)
+                    if not state.finished:
+                        await samples.publish(policy.module.state_dict(), state.step)
             finally:
                 await samples.close()
         policy.save(run / "policy")
         folder.finish(state.last)
-    return RlResult(run / "policy", state.step, state.seconds, state.last)
+    return TrainResult(run / "policy", state.step, state.seconds, state.last)

@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -28,38 +28,14 @@ from model.batch import Batch, pack
 from model.batch import Sequence as PackedSequence
 from model.policy import Policy
 from model.targets import targets
-from model.training import LossSum, TrainEngine
+from model.training import LossSum, TrainEngine, TrainResult, TrainState
 from sft.config import SftConfig
 from sft.data import Example, minibatch, select
 
 
-@dataclass(frozen=True)
-class SftResult:
-    """What a finished run leaves."""
-
-    policy: Path
-    """Folder of the trained policy."""
-    steps: int
-    seconds: float
-    last: dict[str, float]
-    """Metrics of the last step: `loss` (nats per loss-bearing token), `accuracy`, `dev_loss`, ..."""
-
-
-@dataclass(frozen=True)
-class SftState:
-    """Everything beside weights and optimizer that a step leaves behind."""
-
-    step: int = 0
-    seconds: float = 0.0
-    """Spent in training steps, over all restarts."""
-    finished: bool = False
-    last: dict[str, float] = field(default_factory=dict)
-    """Metrics of the step."""
-
-
 def train(
     config: SftConfig, policy: Policy, examples: Sequence[Example], *, run: Path, dev: Sequence[Example] = ()
-) -> SftResult:
+) -> TrainResult:
     """Train, or go on training, in the folder `run`; the policy is written to `run/policy`.
 
     Args:
@@ -80,7 +56,7 @@ def train(
     )  # fmt: skip
     resolved = config.model_dump(mode="json")
     with RunFolder.open(run, kind=RunKind.SFT, config=resolved, seed=config.seed, resume=True) as folder:
-        state = SftState(**(engine.resume() or {}))
+        state = TrainState(**(engine.resume() or {}))
         folder.rewind(state.step)
         while not state.finished:
             state = one_step(config, engine, policy, data, dev, state)
@@ -89,7 +65,7 @@ def train(
                 engine.save(vars(state))
         policy.save(run / "policy")
         folder.finish(state.last)
-    return SftResult(run / "policy", state.step, state.seconds, state.last)
+    return TrainResult(run / "policy", state.step, state.seconds, state.last)
 
 
 def one_step(
@@ -98,8 +74,8 @@ def one_step(
     policy: Policy,
     data: Sequence[Example],
     dev: Sequence[Example],
-    state: SftState,
-) -> SftState:
+    state: TrainState,
+) -> TrainState:
     """One optimizer step, and the dev loss when it is due."""
     began = time.monotonic()
     chosen = minibatch(data, state.step, config.batch_samples, config.seed)
@@ -111,14 +87,13 @@ def one_step(
 
     report = engine.step(packed(chosen, config.micro_tokens), loss, denominator=count)
     took = time.monotonic() - began
-    step, seconds = state.step + 1, state.seconds + took
-    finished = step >= config.steps or seconds >= (config.max_seconds or math.inf)
+    state = state.after(took, steps=config.steps, max_seconds=config.max_seconds)
     last = {"loss": report.loss, **report.metrics, "grad_norm": report.grad_norm, "lr": report.lr}
-    last |= {"loss_tokens": count, "seconds": seconds}
+    last |= {"loss_tokens": count, "seconds": state.seconds}
     last["tokens_per_s"] = sum(len(sample.tokens) for sample in chosen) / took
-    if dev and (finished or step % config.eval_every == 0):
+    if dev and (state.finished or state.step % config.eval_every == 0):
         last["dev_loss"] = evaluate(policy, dev, config.micro_tokens)
-    return SftState(step, seconds, finished, last)
+    return replace(state, last=last)
 
 
 @torch.no_grad()

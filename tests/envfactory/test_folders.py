@@ -67,7 +67,7 @@ async def test_a_verdict_that_is_none_is_not_a_reward_of_zero(
             ("true", None),
             ("echo NaN > /logs/verifier/reward.txt", None),
             ("echo '{\"reward\": true}' > /logs/verifier/reward.json", None),
-            ("echo '{\"a\": 1, \"b\": 1}' > /logs/verifier/reward.json", None),  # which one counts?
+            ('echo \'{"a": 1, "b": 1}\' > /logs/verifier/reward.json', None),  # which one counts?
             ("echo 1 > /x; ln -s /x /logs/verifier/reward.txt", None),
             ("echo '{\"score\": 1}' > /logs/verifier/reward.json", True),
             ("echo 1 > /logs/verifier/reward.txt", True),

@@ -13,10 +13,10 @@ from model.chat import FlashChat, Message
 from model.flash import FlashPolicy
 from model.tokenizer import Tokenizer
 from model.train_config import CheckpointConfig, OptimizerConfig, ScheduleConfig
-from model.training import NonFiniteError, TrainEngine
+from model.training import NonFiniteError, TrainEngine, TrainState
 from sft.config import SftConfig
 from sft.data import Example, example, minibatch, select
-from sft.train import SftState, evaluate, likelihoods, one_step, packed, train
+from sft.train import evaluate, likelihoods, one_step, packed, train
 from tests.training import tiny
 
 ADAM = OptimizerConfig(
@@ -146,7 +146,7 @@ def test_a_gradient_that_is_not_finite_stops_the_run_and_leaves_its_checkpoint(t
     engine = TrainEngine(net.module, ADAM)
     before = {name: value.clone() for name, value in net.module.state_dict().items()}
     with pytest.raises(NonFiniteError):
-        one_step(CONFIG, engine, net, tiny.examples(), (), SftState())
+        one_step(CONFIG, engine, net, tiny.examples(), (), TrainState())
     for name, value in net.module.state_dict().items():
         assert torch.equal(value.nan_to_num(7), before[name].nan_to_num(7))
 
@@ -172,12 +172,12 @@ def test_k_and_k_equal_2k_bit_for_bit(tmp_path):
     whole = train(CONFIG, tiny.policy(), data, run=tmp_path / "whole")
     first, other = tiny.policy(), tiny.policy(seed=5)
     engine = TrainEngine(first.module, ADAM, folder=tmp_path / "half")
-    state = SftState()
+    state = TrainState()
     for _ in range(4):
         state = one_step(CONFIG, engine, first, data, (), state)
     engine.save(vars(state))
     engine = TrainEngine(other.module, ADAM, folder=tmp_path / "half")
-    state = SftState(**engine.resume())
+    state = TrainState(**engine.resume())
     for _ in range(4):
         state = one_step(CONFIG, engine, other, data, (), state)
     assert tiny.weights_equal(FlashPolicy.open(whole.policy), other)
