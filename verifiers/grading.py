@@ -131,9 +131,7 @@ class _Place:
         self, kept: Mapping[str, bytes | None], spec: VerifierSpec, executable: Collection[str]
     ) -> list[str]:
         """Tests that still pass where they expect something else (`verifiers.controls`)."""
-        paths = {argument.split("::")[0] for argument in spec.arguments} & set(self.protected)
-        sources = {path: self.protected[path] for path in paths}
-        for control in await asyncio.to_thread(controls.plan, sources, spec.fail_to_pass):
+        for control in await asyncio.to_thread(controls.plan, self.protected, spec.fail_to_pass):
             run = await self.run(
                 kept, spec.arguments, spec.timeout_s, executable=executable, altered=control.files
             )
