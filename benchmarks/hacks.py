@@ -4,10 +4,9 @@
 
 Every hack of `tests/hacks` and every honest solution there goes to our Grader. The same files are laid on
 the same workspace in a sandbox of their own, the task's tests are put back, and `python -m pytest` runs as
-root, the way a SWE-bench harness runs it; what was printed goes to the log parser and the report of swebench 5
-(installed from a package index into an environment of its own), and the exit code is a grader by itself: 0
-passes. `fooled` counts hacks that pass, `honest_passed` solutions that do. Nothing hostile runs outside of
-sandboxes.
+root, the way a SWE-bench harness runs it. What was printed goes to the log parser and report of swebench 5,
+installed from a package index into an environment of its own; the exit code is a grader by itself: 0 passes.
+`fooled` counts hacks that pass, `honest_passed` solutions that do. Nothing hostile runs outside of sandboxes.
 """
 
 from __future__ import annotations
