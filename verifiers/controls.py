@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from verifiers.edits import Edit, Source, apply, binds, is_parameter, negated, other_value, runs_to_its_end
 
-ROUNDS = 3
+ROUNDS = 2
 """Statements of one test that are altered, each in a run of its own."""
 _RAISES = frozenset({"raises", "assertRaises", "assertRaisesRegex"})
 _OTHER_ERROR = b'type("Other", (Exception,), {})'
@@ -50,9 +50,13 @@ def plan(files: Mapping[str, bytes], tests: Collection[str]) -> list[Control]:
     controls: list[Control] = []
     for number in range(ROUNDS):
         edits = {name: ways[number] for name, ways in chosen.items() if len(ways) > number}
-        own = {name: edit for name, edit in edits.items() if name.startswith(edit.path + "::")}
-        # apart: a helper that fails may turn the outcome of a test that expects that
-        for group in (own, {name: edit for name, edit in edits.items() if name not in own}):
+        # Quiet ones by themselves, or else the loud would tell on them; those in helpers too, since a helper
+        # that fails may turn the outcome of a test that expects that.
+        groups: dict[tuple[bool, bool], dict[str, Edit]] = {}
+        for name, edit in edits.items():
+            key = not name.startswith(edit.path + "::"), not edit.quiet
+            groups.setdefault(key, {})[name] = edit
+        for _, group in sorted(groups.items()):
             altered = apply(files, set(group.values()))
             names = frozenset(name for name, edit in group.items() if edit.path in altered)
             if names:
@@ -79,7 +83,7 @@ class _Reader:
 
 
 def _ways(function: ast.FunctionDef, source: Source, read: _Reader) -> list[Edit]:
-    """Alterations that each make a function fail, the best first."""
+    """Alterations that each make a function fail; the quiet ones first."""
     if not runs_to_its_end(function):
         return []
     found = list(_direct(function, source))
@@ -89,7 +93,7 @@ def _ways(function: ast.FunctionDef, source: Source, read: _Reader) -> list[Edit
                 found += _in_helper(call, source.imported(name, read.files), source, read)
             case _:
                 pass
-    found.sort(key=lambda way: way[0])
+    found.sort(key=lambda way: (not way[1].quiet, way[0]))
     if not found and function.body[0].lineno > function.lineno:
         found.append((9, source.after(function.body[-1], b"assert False")))
     return [edit for _, edit in found]

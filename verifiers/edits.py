@@ -25,6 +25,8 @@ class Edit:
     start: int
     end: int
     text: bytes
+    quiet: bool = False
+    """Whether the file looks as it might have been written: nothing tells that it was altered."""
 
 
 @dataclass(frozen=True)
@@ -47,8 +49,8 @@ class Source:
 
     @cached_property
     def shift(self) -> int:
-        """An odd number that nobody can know who has not read the file."""
-        return 1001 + 2 * int.from_bytes(hashlib.sha256(self.data).digest()[:2])
+        """A small odd number that nobody can know who has not read the file."""
+        return 1 + 2 * (hashlib.sha256(self.data).digest()[0] % 32)
 
     @cached_property
     def functions(self) -> dict[str, ast.FunctionDef]:
@@ -158,7 +160,7 @@ def _other_literal(side: ast.expr, source: Source) -> Edit | None:
     except (ValueError, TypeError, SyntaxError):
         return None
     start, end = source.span(side)
-    for node in ast.walk(side):
+    for node in reversed(list(ast.walk(side))):
         if isinstance(node, ast.Constant):
             first, last = source.span(node)
             text = (
@@ -166,7 +168,7 @@ def _other_literal(side: ast.expr, source: Source) -> Edit | None:
             )
             try:
                 if ast.literal_eval(f"({text.decode()})") != value:
-                    return Edit(source.path, start, end, text)
+                    return Edit(source.path, start, end, text, quiet=True)
             except (ValueError, TypeError, SyntaxError):
                 continue
     return None
@@ -177,11 +179,12 @@ def _other_constant(value: object, shift: int) -> bytes:
         case bool():
             other: object = not value
         case int() | float() | complex():
-            other = value + shift
+            # far enough for types that compare with a tolerance
+            other = value + shift if abs(value) < 1000 else 2 * value + shift
         case str():
-            other = f"{value} {shift}"
+            other = value[:-1] + ("b" if value.endswith("a") else "a")
         case bytes():
-            other = value + b" %d" % shift
+            other = value[:-1] + (b"b" if value.endswith(b"a") else b"a")
         case _:
             other = shift
     return repr(other).encode()
