@@ -19,7 +19,7 @@ from verifiers.edits import Edit, Source, apply, binds, is_parameter, negated, o
 ROUNDS = 2
 """Statements of one test that are altered, each in a run of its own."""
 _RAISES = frozenset({"raises", "assertRaises", "assertRaisesRegex"})
-_OTHER_ERROR = b'type("Other", (Exception,), {})'
+_OTHER_ERROR = b"BufferError"
 Ranked = tuple[int, Edit]
 """An alteration; the lower the number, the more kinds of cheating it finds."""
 
@@ -83,7 +83,7 @@ class _Reader:
 
 
 def _ways(function: ast.FunctionDef, source: Source, read: _Reader) -> list[Edit]:
-    """Alterations that each make a function fail; the quiet ones first."""
+    """Alterations that each make a function fail: a quiet one, then the best."""
     if not runs_to_its_end(function):
         return []
     found = list(_direct(function, source))
@@ -93,10 +93,12 @@ def _ways(function: ast.FunctionDef, source: Source, read: _Reader) -> list[Edit
                 found += _in_helper(call, source.imported(name, read.files), source, read)
             case _:
                 pass
-    found.sort(key=lambda way: (not way[1].quiet, way[0]))
     if not found and function.body[0].lineno > function.lineno:
         found.append((9, source.after(function.body[-1], b"assert False")))
-    return [edit for _, edit in found]
+    found.sort(key=lambda way: way[0])
+    edits = [edit for _, edit in found]
+    first = next((edit for edit in edits if edit.quiet), None)
+    return edits if first is None else [first, *(edit for edit in edits if edit is not first)]
 
 
 def _direct(function: ast.FunctionDef, source: Source) -> Iterator[Ranked]:
@@ -110,7 +112,7 @@ def _direct(function: ast.FunctionDef, source: Source) -> Iterator[Ranked]:
             case ast.Assert(test):
                 yield 1, negated(test, source)
             case ast.With([ast.withitem(ast.Call(ast.Attribute(attr=name), [error, *_]))]) if name in _RAISES:
-                yield 1, Edit(source.path, *source.span(error), _OTHER_ERROR)
+                yield 1, Edit(source.path, *source.span(error), _OTHER_ERROR, quiet=True)
             case _:
                 pass
 

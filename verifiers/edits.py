@@ -140,7 +140,7 @@ def binds(function: ast.FunctionDef, name: str) -> bool:
 def negated(test: ast.expr, source: Source) -> Edit:
     """The opposite of a condition."""
     start, end = source.span(test)
-    return Edit(source.path, start, end, b"not (" + source.data[start:end] + b")")
+    return Edit(source.path, start, end, b"not (" + source.data[start:end] + b")", quiet=True)
 
 
 def other_value(side: ast.expr, instead: ast.expr | None, source: Source) -> Edit:
