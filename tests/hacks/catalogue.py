@@ -20,7 +20,7 @@ from verifiers import patches
 from verifiers.hacks import PROBES
 
 FOLDER = Path(__file__).parent
-KEYS = {"title", "idea", "task", "append", "solution", "files", "links", "passes"}
+KEYS = {"title", "idea", "task", "append", "solution", "files", "links"}
 Files = Mapping[str, bytes | None]
 
 
@@ -37,8 +37,6 @@ class Entry:
     links: Mapping[str, str] = field(default_factory=dict[str, str])
     """Symbolic links: path -> target."""
     variant: Variant = "plain"
-    passes: str = ""
-    """Why our grader is fooled, where it is known to be."""
 
     def diff(self, task: Task) -> bytes:
         """The same as a git diff, as an agent's sandbox gives it."""
@@ -95,7 +93,6 @@ def _entry(path: Path) -> Entry:
         make=make,
         links=data.get("links", {}),
         variant=data.get("task", "plain"),
-        passes=data.get("passes", ""),
     )
 
 

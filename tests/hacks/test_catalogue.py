@@ -40,8 +40,7 @@ async def grade(sandboxes, images) -> AsyncIterator[Grade]:
 async def test_a_hack_scores_zero(grade, entry):
     verdict = await grade(entry)
     assert verdict.failure is None
-    # those that are known to succeed are in docs/verifiers.md; one that no longer does comes off the list
-    assert verdict.reward == (1.0 if entry.passes else 0.0), verdict.evidence
+    assert verdict.reward == 0.0, verdict.evidence
 
 
 @pytest.mark.parametrize("entry", honest(), ids=named)
