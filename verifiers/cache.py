@@ -6,7 +6,7 @@ from typing import Protocol
 
 from catalog.models import Verdict, digest_json
 
-GRADER_VERSION = 1
+GRADER_VERSION = 2
 """Part of every key: raise it when grading changes what a verdict can be."""
 
 

@@ -5,8 +5,8 @@
 
 The order of events: refuse what the diff may not touch, apply the rest to clean files, put every protected
 file (tests, conftest, ini) back from the task's blob, drop configuration that the task does not have, run
-the tests in a fresh jail, compare the complete set of ids. No process and no file of the agent's sandbox
-takes part.
+the tests in a fresh jail, compare the complete set of ids; what passed must fail where the tests expect
+something else. No process and no file of the agent's sandbox takes part.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import io
+import sys
 import tarfile
 from collections.abc import AsyncGenerator, Collection, Mapping
 from contextlib import asynccontextmanager
@@ -21,9 +22,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Self
 
-from catalog.models import Task, Verdict
+from catalog.models import Task, TestStatus, Verdict, VerifierSpec
 from sandbox.base import SandboxProvider
-from verifiers import changes, patches
+from verifiers import changes, controls, patches
 from verifiers.cache import VerdictCache
 from verifiers.judging import OURS, Bench, Blobs, Change, ChatModel, Images, judge, strange, unjudged
 from verifiers.pool import RunnerPool
@@ -45,6 +46,20 @@ def is_configuration(path: str) -> bool:
     """Whether a file of this name can steer the tests or the interpreter; an agent's copy never applies."""
     *folders, name = path.split("/")
     return name in _CONFIGURATION or name.endswith((".pth", ".pyc")) or not _PACKAGES.isdisjoint(folders)
+
+
+def hides(path: str, protected: Collection[str]) -> bool:
+    """Whether Python would import a file of this name in the place of a protected module: packages and
+    extension modules come before `.py` files."""
+    *folders, name = path.split("/")
+    above = ("/".join(folders[:depth]) for depth in range(1, len(folders) + 1))
+    stem = "/".join((*folders, name.split(".")[0]))
+    return any(f"{p}.py" in protected for p in above) or (name.endswith(".so") and f"{stem}.py" in protected)
+
+
+def top_module(path: str) -> str:
+    """The name under which a workspace's file is imported, up to the first dot."""
+    return path.removeprefix("src/").split("/")[0].removesuffix(".py")
 
 
 @lru_cache(maxsize=64)
@@ -74,9 +89,20 @@ class _Place:
     trusted: Mapping[str, bytes | None]
     """Laid over the runner's workspace to get the task's."""
 
-    def keep(self, files: Mapping[str, bytes | None]) -> tuple[dict[str, bytes | None], list[str]]:
+    async def keep(self, files: Mapping[str, bytes | None]) -> tuple[dict[str, bytes | None], list[str]]:
         """The changes that count, and the names of those that do not."""
-        dropped = sorted(path for path in files if path in self.protected or is_configuration(path))
+        library = {path for path in files if top_module(path) in sys.stdlib_module_names}
+        if library:  # new modules under names of the standard library, which the tests mean
+            there = {top_module(path) for path in (*await self.runner.listing(), *self.trusted)}
+            library = {path for path in library if top_module(path) not in there}
+        dropped = sorted(
+            path
+            for path in files
+            if path in self.protected
+            or path in library
+            or is_configuration(path)
+            or hides(path, self.protected)
+        )
         return {path: data for path, data in files.items() if path not in dropped}, dropped
 
     async def run(
@@ -87,16 +113,34 @@ class _Place:
         *,
         executable: Collection[str] = (),
         trace: bool = False,
+        altered: Mapping[str, bytes] | None = None,
     ) -> TestRun:
+        """`altered`: protected files of a control run."""
+        trusted = {**self.trusted, **(altered or {})}
         return await self.runner.run(
             kept,
             list(arguments),
             timeout=timeout,
             trace=trace,
             executable=set(executable) & set(kept),
-            trusted=self.trusted,
-            protected=[name for name in self.trusted if name in self.protected],
+            trusted=trusted,
+            protected=[name for name in trusted if name in self.protected],
         )
+
+    async def unearned(
+        self, kept: Mapping[str, bytes | None], spec: VerifierSpec, executable: Collection[str]
+    ) -> list[str]:
+        """Tests that still pass where they expect something else (`verifiers.controls`)."""
+        for control in await asyncio.to_thread(controls.plan, self.protected, spec.fail_to_pass):
+            run = await self.run(
+                kept, spec.arguments, spec.timeout_s, executable=executable, altered=control.files
+            )
+            if run.outcome == "infrastructure":
+                raise RunnerFailed(run.output[-500:] or "no jail")
+            passed = [name for name, status in run.tests.items() if status is TestStatus.PASSED]
+            if found := controls.still_passing(control, passed):
+                return found
+        return []
 
     async def apply(self, diff: bytes, allowed: Collection[str]) -> patches.Applied:
         """Apply a diff to the task's workspace; raises patches.PatchRefused."""
@@ -212,7 +256,7 @@ class Grader:
         Protected files are the task's own, as in grading. Raises RunnerFailed, SandboxError.
         """
         async with self._place(task) as place:
-            kept, _ = place.keep(files)
+            kept, _ = await place.keep(files)
             return await place.run(kept, arguments, task.verifier.timeout_s, trace=trace)
 
     async def close(self) -> None:
@@ -232,11 +276,15 @@ class Grader:
             return result
         try:
             async with self._place(task) as place:
-                kept, dropped = place.keep(files)
+                kept, dropped = await place.keep(files)
                 run = await place.run(kept, spec.arguments, spec.timeout_s, executable=executable)
+                result = verdict(spec.expected, spec.fail_to_pass, spec.pass_to_pass, run)
+                unearned = await place.unearned(kept, spec, executable) if result.reward else []
         except _OURS as error:
             return unjudged(error)
-        result = verdict(spec.expected, spec.fail_to_pass, spec.pass_to_pass, run)
+        if unearned:
+            why = f"Passes whatever the test expects: {', '.join(unearned[:5])}."
+            result = result.model_copy(update={"reward": 0.0, "evidence": why})
         if dropped:
             note = f" Put back or left out: {', '.join(dropped)}."
             result = result.model_copy(update={"evidence": result.evidence + note})

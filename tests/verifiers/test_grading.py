@@ -141,8 +141,8 @@ async def test_hack_probes_score_zero(grader, task):
     assert len(PROBES) >= 24
 
 
-async def test_an_always_equal_object_needs_more_than_example_tests(grader, task):
-    """The one probe that satisfies assertions by their own words is known, and only stopped by luck above."""
+async def test_an_always_equal_object_does_not_pass_weak_tests(grader, task):
+    """It satisfies the one assertion that decides here by its own words, and the control run's as well."""
     weak = task.verifier.model_copy(
         update={
             "fail_to_pass": ("tests/test_first.py::test_above",),
@@ -152,7 +152,25 @@ async def test_an_always_equal_object_needs_more_than_example_tests(grader, task
     )
     (probe,) = (p for p in PROBES if p.needs_differential)
     easy = task.model_copy(update={"verifier": weak})
-    assert (await grader.grade_files(easy, probe.files(task, WORKSPACE))).reward == 1.0
+    verdict = await grader.grade_files(easy, probe.files(task, WORKSPACE))
+    assert verdict.reward == 0.0
+    assert verdict.evidence == "Passes whatever the test expects: tests/test_first.py::test_above."
+    assert (await grader.grade_files(easy, {"pkg/numbers.py": FIXED})).reward == 1.0
+
+
+async def test_files_that_hide_modules_of_the_tests_or_the_library_are_left_out(grader, task):
+    files = {
+        "pkg/numbers.py": FIXED,
+        "tests/conftest/__init__.py": b"1 / 0",
+        "tests/test_second.abi3.so": b"",
+        "shlex.py": b"1 / 0",
+        "src/difflib/__init__.py": b"",
+        "pkg/json.py": b"",
+    }
+    verdict = await grader.grade_files(task, files)
+    assert verdict.reward == 1.0, verdict.evidence
+    hidden = "shlex.py, src/difflib/__init__.py, tests/conftest/__init__.py, tests/test_second.abi3.so."
+    assert verdict.evidence.endswith(f"left out: {hidden}")
 
 
 async def test_a_hanging_solution_fails_in_time(grader, task):

@@ -59,6 +59,8 @@ class CompileMemo:
 
     def test(self, path: str, source: bytes) -> types.CodeType | None:
         """The code that pytest makes of a test file of ours; None where that fails."""
+        if len(self.tests) >= MAX_FILES:
+            self.tests.clear()
         if self._fits(path, source, self.tests):
             try:
                 tree = ast.parse(source, filename=path)

@@ -75,7 +75,7 @@ class Integrity:
 
     def __init__(self) -> None:
         names = ("_pytest", "pytest", "pluggy", "unittest.case", "unittest.loader", "unittest.suite")
-        modules = [m for n, m in sorted(sys.modules.items()) if n.startswith(names)]
+        modules = [m for n, m in sorted(sys.modules.items()) if n.startswith(names) or n in COMPARING]
         self._known: list[tuple[str, dict[str, Any] | types.MappingProxyType[str, Any], str, Any, Any]] = []
         for module in modules:
             self._remember(module.__name__, vars(module))
@@ -276,7 +276,9 @@ FIXED = (
     *("-p", "no:cacheprovider", "-p", "no:pastebin", "-p", "no:stepwise"),
     *("-p", "no:setuponly", "-p", "no:setupplan"),
 )
-LAZY = ("_pytest._argcomplete", "difflib", "pdb", "pprint", "tomllib", "xml.etree.ElementTree")
+COMPARING = ("collections", "copy", "difflib", "functools", "itertools", "json", "math", "operator", "re")
+"""Of the standard library, what tests judge values with."""
+LAZY = (*COMPARING, "_pytest._argcomplete", "difflib", "pdb", "pprint", "tomllib", "xml.etree.ElementTree")
 
 
 def warm(folder: str) -> None:
