@@ -12,6 +12,7 @@ from typing import Any
 from catalog.models import Environment, Limits, Origin, Problem, Task, TestStatus, VerifierSpec
 from sandbox.trees import pack_files
 from tests.verifiers.tasks import Blobs
+from verifiers.suite import RUNNERS
 
 PASSED, FAILED, SKIPPED = TestStatus.PASSED, TestStatus.FAILED, TestStatus.SKIPPED
 XFAILED, ERROR = TestStatus.XFAILED, TestStatus.ERROR
@@ -499,7 +500,7 @@ SUITES = {
         {**_JEST_EXPECTED, "test/unloaded.test.js::": ERROR},
         ("test/clamp.test.js::above",),
         (_forged_jest("process.reallyExit(1)"),),
-        {"command": ["vitest", "run", "--reporter=json", "--globals"]},
+        {"command": [*RUNNERS["vitest"].command, "--globals"]},
     ),
     "maven": Suite(
         "junit",
