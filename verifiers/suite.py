@@ -7,9 +7,10 @@ sandbox: the task's protected files are laid over the change, belong to root and
 root's, and files that steer the runner are left out of the change.
 
 Where a report travels, from safest to weakest (docs/verifiers.md says what each leaves open):
-- node:test: standard output of a parent process, each line under a mark that the tests' processes never see;
+- node:test, jest, vitest: standard output of a parent process, each line under a mark that the processes of
+  the tests never see;
 - unittest, Django: a descriptor of the process that runs the tests, under a mark;
-- jest, vitest, go, cargo: standard output of a parent process;
+- go, cargo: standard output of a parent process that believes what the tests' process prints;
 - JUnit XML and CTRF: standard output, or files that the tests could write too.
 So the report must agree with itself and with the exit status. Where it does not, there is no verdict.
 """
@@ -54,6 +55,7 @@ done
 _PYTHON = ("python", "-s", "-B", f"{FOLDER}/unittest_main.py")
 _PYTHON_STEERS = r"(site|user)customize\.py|[^/]*\.(pth|pyc)"
 _REPORTER = f"{FOLDER}/node_reporter.mjs"
+_JS = f"{FOLDER}/js_reporter.mjs"
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,8 @@ class Runner:
     steers: str = r"(?!)"
     """Names of files, with any folder before them, that decide what runs or what is reported: an agent's copy
     never applies."""
+    quiet: bool = True
+    """Whether nothing but our reporter writes into its channel."""
 
 
 RUNNERS = {
@@ -81,15 +85,19 @@ RUNNERS = {
     "unittest": Runner(None, _PYTHON, "unittest_main.py", _PYTHON_STEERS),
     "django": Runner(None, (*_PYTHON, "--django"), "unittest_main.py", _PYTHON_STEERS),
     "jest": Runner(
-        jest.parse,
-        # the limit is there because with one jest never runs tests in the process that writes the report
-        ("jest", "--ci", "--json", "--maxWorkers=2", "--workerIdleMemoryLimit=2GB"),
-        steers=r"node_modules/.*|package\.json|jest\.config\.[^/]*|babel\.config\.[^/]*|\.babelrc[^/]*",
+        None,
+        # the limit is there because with one jest never runs tests in the process that reports
+        ("jest", "--ci", f"--reporters={_JS}", "--maxWorkers=2", "--workerIdleMemoryLimit=2GB"),
+        "js_reporter.mjs",
+        r"node_modules/.*|package\.json|jest\.config\.[^/]*|babel\.config\.[^/]*|\.babelrc[^/]*",
+        quiet=False,
     ),
     "vitest": Runner(
-        jest.parse,
-        ("vitest", "run", "--reporter=json"),
-        steers=r"node_modules/.*|(vitest|vite)\.(config|workspace)\.[^/]*",
+        None,
+        ("vitest", "run", f"--reporter={_JS}"),
+        "js_reporter.mjs",
+        r"node_modules/.*|(vitest|vite)\.(config|workspace)\.[^/]*",
+        quiet=False,
     ),
     "go": Runner(gotest.parse, ("go", "test", "-json", "-count=1"), steers=r"[^/]*_test\.go|go\.work"),
     "cargo": Runner(
@@ -102,14 +110,17 @@ RUNNERS = {
         steers=r"pom\.xml|\.mvn/.*|[^/]*\.gradle(\.kts)?|gradle\.properties|src/test/.*",
     ),
     "ctrf": Runner(ctrf.parse),
+    "jest-json": Runner(jest.parse),
 }
-"""Name -> how it is run and read. `junit` and `ctrf` take their command from the settings."""
+"""Name -> how it is run and read. Those without a command take it from the settings."""
 
 
 class SuiteSettings(Record):
     """Settings of a `suite` verifier."""
 
-    runner: Literal["node", "unittest", "django", "jest", "vitest", "go", "cargo", "junit", "ctrf"]
+    runner: Literal[
+        "node", "unittest", "django", "jest", "vitest", "go", "cargo", "junit", "ctrf", "jest-json"
+    ]
     command: tuple[str, ...] = ()
     """Instead of the runner's own command; the verifier's arguments follow it."""
     reports: tuple[str, ...] = ()
@@ -225,7 +236,10 @@ def _read(runner: Runner, documents: Sequence[bytes], mark: str, workdir: str) -
     if not written:
         return collect((), finished=False)
     try:
-        report = marked.parse(*written, mark=mark) if runner.parse is None else runner.parse(*written)
+        if runner.parse is None:
+            report = marked.parse(*written, mark=mark, quiet=runner.quiet)
+        else:
+            report = runner.parse(*written)
     except ReportError as error:
         raise Unjudgeable("report-malformed", f"{error}") from error
     return report.inside(workdir)

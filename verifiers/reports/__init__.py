@@ -4,8 +4,8 @@ Every module has `parse(*documents) -> Report`: pure, bytes in, decoded once. An
 
 | module | written by | place | names |
 |---|---|---|---|
-| `marked` | our reporters: node:test, unittest, Django | file, or module.class | suites, then the test |
-| `jest` | jest, vitest (`--json`) | file | describes, then the test |
+| `marked` | our reporters: JavaScript, unittest, Django | file, or module.class | suites, then the test |
+| `jest` | `jest --json`, vitest's JSON | file | describes, then the test |
 | `gotest` | `go test -json` | package | the test with its subtests, as Go writes them |
 | `cargo` | `cargo test`, and libtest's JSON | crate:source file, or crate:doc | the test's path |
 | `junit` | JUnit XML of any tool | classname, else the suites | name |

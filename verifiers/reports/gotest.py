@@ -15,7 +15,6 @@ from verifiers.reports.base import (
     FAILING,
     Fields,
     Report,
-    ReportError,
     Result,
     collect,
     decoded,
@@ -96,6 +95,3 @@ def _report(run: _Run) -> Report:
             run.doubts.append(f"package {package} ended as {action} with failing tests")
     unended = {test.package for test in run.tests} - set(run.packages)
     return collect(results, run.doubts, finished=not unended)
-
-
-__all__ = ["ReportError", "parse"]

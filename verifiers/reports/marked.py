@@ -1,10 +1,11 @@
-"""Lines of our own reporters (`unittest_main.py`, `node_reporter.mjs`), each under a secret mark.
+"""Lines of our own reporters (Python, node:test, jest and vitest), each under a secret mark.
 
     MARK {"place": "tests.test_a.TestX", "names": ["test_y"], "status": "passed", "seconds": 0.1}
     MARK {"end": 1}
 
 The mark reaches the reporter on standard input, which it reads before any test is loaded. A line without it
-is not a report: the run is marked as tampered with. No end, or another count: the process died.
+is not a report: in a quiet channel the run is marked as tampered with. No end, or another count: the process
+died.
 """
 
 from __future__ import annotations
@@ -20,8 +21,11 @@ def script(name: str) -> bytes:
     return resources.files("verifiers.reports").joinpath(name).read_bytes()
 
 
-def parse(*documents: bytes, mark: str) -> Report:
-    """Standard output of one run. Raises ReportError, which only our own reporter could cause."""
+def parse(*documents: bytes, mark: str, quiet: bool = True) -> Report:
+    """Standard output of one run; where it is not `quiet`, others' lines may stand in it.
+
+    Raises ReportError, which only our own reporter could cause.
+    """
     results: list[Result] = []
     tampered: list[str] = []
     told: int | None = None
@@ -31,7 +35,8 @@ def parse(*documents: bytes, mark: str) -> Report:
             if not line:
                 continue
             if said != mark:
-                tampered = ["something else wrote into the reporter's channel"]
+                if quiet:
+                    tampered = ["something else wrote into the reporter's channel"]
                 continue
             value = Fields(parse_json(rest), "a line")
             if told is not None:
