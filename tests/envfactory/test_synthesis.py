@@ -58,7 +58,14 @@ pytestmark = pytest.mark.usefixtures("offline")
 
 @pytest.fixture
 def source(tmp_path: Path) -> str:
-    return str(repository(tmp_path / "tiny", [(FILES, "first")]))
+    folder = repository(tmp_path / "tiny", [(FILES, "first")])
+    # A source that is not UTF-8, and a name that is not: both run, and neither is edited.
+    (folder / "tiny/latin.py").write_bytes("# coding: latin-1\nNAME = 'caf\xe9'\n".encode("latin-1"))
+    (folder / os.fsdecode(b"tiny/caf\xe9.py")).write_text("")
+    commit = ["-c", "user.name=t", "-c", "user.email=t@t", "commit", "-qm", "latin"]
+    for arguments in (["add", "-A"], commit):
+        subprocess.run(["git", *arguments], cwd=folder, check=True)
+    return str(folder)
 
 
 async def make(source: str, home: Path, sandboxes: SandboxProvider, images: ImageStore) -> Synthesis:
