@@ -175,4 +175,5 @@ def load_history(folder: Path, source: str) -> History | None:
         raise SourceError(f"{folder} was written by another version: remove that folder")
     record["repository"] = folder / record["repository"]
     record["revisions"] = tuple(Revision(**row) for row in record["revisions"])
-    return History(**record | {"source": source})
+    record["source"] = source
+    return History(**record)

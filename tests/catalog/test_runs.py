@@ -91,3 +91,6 @@ def test_a_damaged_line_or_record_names_its_place(tmp_path: Path) -> None:
         record.write_bytes(spoilt)
         with pytest.raises(UserError, match=r"build\.json is damaged: remove it"):
             read_record(record)
+    (tmp_path / "run.json").write_bytes(b'{"id":')
+    with pytest.raises(UserError, match=r"run\.json is damaged"):
+        read_run(tmp_path)
