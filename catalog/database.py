@@ -8,13 +8,14 @@ PostgreSQL is the same code behind a URL (`postgresql+psycopg://...`, extra `pos
 from __future__ import annotations
 
 import fcntl
+import sqlite3
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from sqlalchemy import Connection, Engine, create_engine, event, inspect, text
-from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import DatabaseError
 
 from catalog.errors import UserError
 from catalog.migrations import HEAD
@@ -52,10 +53,14 @@ def user_errors(where: str) -> Generator[None]:
     """Turn what the user can fix (disk, permissions, a server that is down) into one sentence."""
     try:
         yield
-    except OperationalError as error:
-        reason = str(error.orig)
+    except (DatabaseError, sqlite3.DatabaseError) as error:
+        # The driver's own where a pragma went to it directly.
+        reason = str(error.orig if isinstance(error, DatabaseError) else error)
         hints = {
             "disk is full": "free some space",
+            "disk I/O error": "check the disk and its free space",
+            "malformed": "restore a copy of catalog.db or choose another --home",
+            "not a database": "restore a copy of catalog.db or choose another --home",
             "readonly": "make it writable or choose another --home",
             "unable to open": "make its folder writable or choose another --home",
             "is locked": "another process holds it; stop that one or wait",

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Self, cast
 
 from catalog.atomic import sync_folder
+from catalog.errors import UserError
 from catalog.models import canonical_json
 
 
@@ -70,13 +71,31 @@ class JsonLines:
 
 
 def read_lines(path: Path) -> Generator[Any]:
-    """The values of all whole lines; nothing if there is no such file."""
+    """The values of all whole lines; nothing if there is no such file. Raises UserError if one is damaged."""
     if not path.exists():
         return
     with path.open("rb") as file:
-        for line in file:
+        for number, line in enumerate(file, 1):
             if line.endswith(b"\n"):
-                yield json.loads(line)
+                try:
+                    value = json.loads(line)
+                except ValueError:
+                    raise UserError(f"{path}, line {number} is damaged: remove that line.") from None
+                yield value
+
+
+def read_record(path: Path, *, remove: Path | None = None) -> dict[str, Any]:
+    """A JSON object in a file of ours. Raises UserError when something spoilt it, FileNotFoundError.
+
+    `remove`: what to remove so that it is made again; the file itself by default.
+    """
+    try:
+        record = json.loads(path.read_bytes())
+    except ValueError:
+        record = None
+    if not isinstance(record, dict):
+        raise UserError(f"{path} is damaged: remove {remove or 'it'}, and it is made again.")
+    return cast(dict[str, Any], record)
 
 
 def read_at(position: Position) -> bytes:

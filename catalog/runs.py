@@ -21,6 +21,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
 
+from pydantic import ValidationError
+
 from catalog.atomic import write_atomic
 from catalog.errors import UserError
 from catalog.jsonl import JsonLines, plain, read_lines
@@ -139,6 +141,8 @@ def read_run(path: Path) -> Run:
         return Run.model_validate_json((path / "run.json").read_bytes())
     except FileNotFoundError:
         raise UserError(f"{path} is not a run folder: it has no run.json.") from None
+    except ValidationError:
+        raise UserError(f"{path / 'run.json'} is damaged: choose another run folder.") from None
 
 
 def _start(path: Path, kind: RunKind, config: dict[str, Any], seed: int, resume: bool) -> Run:

@@ -238,8 +238,7 @@ def gc(
 
 def _needed(session: InSession) -> set[str]:
     """Images of the catalog's tasks and of the builds that they came from."""
-    import json
-
+    from catalog.jsonl import read_record
     from catalog.store import default_home
 
     found: set[str] = set()
@@ -249,7 +248,7 @@ def _needed(session: InSession) -> set[str]:
             if task.environment.substrate is not None:
                 found.add(task.environment.substrate.image)
     for path in ((session.home or default_home()) / "builds").glob("*.json"):
-        record = json.loads(path.read_text(encoding="utf-8"))
+        record = read_record(path)
         found |= {record[name] for name in ("image", "env_image") if name in record}
     return found
 

@@ -12,11 +12,12 @@ import ast
 import difflib
 import inspect
 import itertools
+import math
 import textwrap
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, TypeVar, cast, get_args
 
 from pydantic import BaseModel, ValidationError
 
@@ -40,6 +41,7 @@ def load_settings(model: type[Model], file: Path | None, overrides: Sequence[str
                 raise UserError(f"--{key}: {parent} is a value, not a group of settings.")
             target = child
         target[last] = _value(text)
+    _refuse_infinite(values)
     try:
         return model.model_validate(values)
     except ValidationError as error:
@@ -62,11 +64,11 @@ def describe(model: type[BaseModel], prefix: str = "") -> list[tuple[str, str, s
 
 def _read(file: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(file.read_text())
+        return tomllib.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
         near = difflib.get_close_matches(file.name, [p.name for p in file.parent.glob("*.toml")], n=1)
         raise UserError(f"There is no {file}.{f' Did you mean {near[0]}?' if near else ''}") from None
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UserError(f"{file} is not valid TOML: {error}.") from None
 
 
@@ -94,6 +96,18 @@ def _value(text: str) -> Any:
         return tomllib.loads(f"x = {text}")["x"]
     except tomllib.TOMLDecodeError:
         return text
+
+
+def _refuse_infinite(value: Any, where: str = "") -> None:
+    # TOML has nan and inf, and no setting has a use for them.
+    if isinstance(value, dict):
+        for key, inner in cast(dict[str, Any], value).items():
+            _refuse_infinite(inner, f"{where}.{key}" if where else key)
+    elif isinstance(value, list):
+        for inner in cast(list[Any], value):
+            _refuse_infinite(inner, where)
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise UserError(f"{where}: Input should be a finite number (got {value}).")
 
 
 def _sentence(model: type[BaseModel], error: ValidationError) -> str:

@@ -18,7 +18,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import BaseModel, ConfigDict, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from verifiers.operators import OPERATORS, Edit, edits, functions
 
@@ -32,13 +32,13 @@ class BugConfig(BaseModel):
 
     seed: int = 0
     """The same seed, files and tests give the same proposals in the same order."""
-    per_function: int = 6
+    per_function: PositiveInt = 6
     """Most proposals of one function."""
-    operator_share: float = 0.15
+    operator_share: PositiveFloat = 0.15
     """Most proposals of one operator, as a share of all proposals of its split (and at least 5)."""
     taste: dict[str, float] = {"name_swap": 0.2, "statement_swap": 0.4, "return_drop": 0.4, "return_add": 0.4}
     """Factors on operators that would crowd out the rest; the others have 1."""
-    imbalance: float = 8.0
+    imbalance: PositiveFloat = 8.0
     """Bound on the factor that balances an operator against its inverse (`balance`)."""
     shares: dict[Split, float] = {"train": 0.35, "dev": 0.1, "test": 0.55}
     """Share of the covered functions that each split aims at; whole files are dealt out."""
@@ -50,7 +50,7 @@ class BugConfig(BaseModel):
         "return_drop",
     )
     """Operators that occur in the test split only."""
-    min_lines: int = 3
+    min_lines: NonNegativeInt = 3
     """Shorter functions are left alone."""
 
     @model_validator(mode="after")

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -19,6 +20,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict
 
 from catalog.atomic import write_atomic
+from catalog.jsonl import read_record
 from catalog.models import TestStatus, digest_json
 from envfactory import layout as layouts
 from envfactory import metadata, requirements, wheels
@@ -145,12 +147,13 @@ async def build(
     version = metadata.version_of(raw, revision.name if history.kind == "release" else "0")
     tree = clean(changed(raw, metadata.generated_files(raw, version)))
     layout = layouts.detect(tree, history.name)
+    _refuse_broken_settings(tree, history.name)
     key = digest_json(
         [FORMAT, tree_key(tree), history.name, version, images.host_base(), config.model_dump()]
     )
     record = home / "builds" / f"{history.name}-{version}-{key[7:19]}.json"
     if record.is_file():
-        known = _load(json.loads(record.read_text(encoding="utf-8")), history, revision, tree, layout)
+        known = _load(read_record(record), history, revision, tree, layout)
         if images.exists(known.image) and images.exists(known.env_image):
             return known
     result = await _Builder(history, revision, version, raw, tree, layout, config, progress).run(
@@ -211,6 +214,15 @@ class _Builder:
             suite=suite,
             plugins=plugins,
         )
+
+
+def _refuse_broken_settings(tree: Mapping[str, File], name: str) -> None:
+    # pytest does not start where it cannot read pyproject.toml.
+    if (file := tree.get("pyproject.toml")) is not None:
+        try:
+            tomllib.loads(file.data.decode("utf-8"))
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise BuildError(f"{name} does not build: its pyproject.toml is damaged ({error})") from None
 
 
 def _resolve(wanted: Sequence[str], optional: list[str], home: Path, name: str) -> wheels.Lock:

@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, NonNegativeInt, PositiveFloat, PositiveInt
 
 from catalog.models import Candidate, CandidateSet
 from envfactory.repair import BuggyWorkspace, Choice, Runner, Search, attempt
@@ -40,12 +40,12 @@ class CandidateConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     seed: int = 0
-    count: int = 8
-    most_passing: int = 2
+    count: PositiveInt = 8
+    most_passing: NonNegativeInt = 2
     """A set with more passing candidates is left out."""
-    window: int = 48
+    window: PositiveInt = 48
     """Edits of neighbouring lines among which the others are drawn."""
-    timeout_s: float = 2.0
+    timeout_s: PositiveFloat = 2.0
 
 
 @dataclass(frozen=True)

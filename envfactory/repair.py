@@ -20,7 +20,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from catalog.models import TestStatus, digest_json
 from envfactory.bugs import named_function
@@ -63,24 +63,24 @@ class RepairConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     seed: int = 0
-    budget: int = 80
+    budget: NonNegativeInt = 80
     """Most edits to run."""
-    parallel: int = 2
+    parallel: PositiveInt = 2
     """Edits run at once; the first success in order counts, so the result does not depend on timing."""
-    pool: int = 600
+    pool: PositiveInt = 600
     """Most edits in the pool; functions are taken whole, the most suspicious ones first."""
-    hangs: int = 3
+    hangs: PositiveInt = 3
     """The search gives up after so many edits that hang: where one blocks, most do."""
-    timeout_s: float = 2.0
+    timeout_s: PositiveFloat = 2.0
     """For one run. An edit may loop for ever, so this is also cut to `slow` times the buggy run."""
-    slow: float = 8.0
-    lossy: float = 0.1
+    slow: PositiveFloat = 8.0
+    lossy: NonNegativeFloat = 0.1
     """Factor on operators without a way back: seldom a repair, but sometimes the only one."""
-    noise: float = 0.5
+    noise: NonNegativeFloat = 0.5
     """Spread of the seeded noise on the logarithm of the weights; 0: strictly by weight."""
-    traceback_bonus: float = 3.0
+    traceback_bonus: NonNegativeFloat = 3.0
     """Factor for functions and again for lines that the failure message names."""
-    mention_bonus: float = 3.0
+    mention_bonus: NonNegativeFloat = 3.0
     """Factor for functions whose name occurs in the failing test."""
 
 

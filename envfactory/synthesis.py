@@ -46,7 +46,7 @@ from envfactory.stages.inspector import Inspector
 from envfactory.stages.repairer import Repairer
 from envfactory.stages.solvers import SolverEnsemble, buggy_workspace
 from envfactory.stages.specifier import BugSpecifier
-from envfactory.trees import changed
+from envfactory.trees import changed, is_text
 from envfactory.workbench import Workbench
 from sandbox.base import SandboxProvider
 from sandbox.images import ImageStore
@@ -162,7 +162,7 @@ def proposals(built: Build, config: SynthConfig) -> list[Bug]:
     files = {
         path: file.data.decode("utf-8")
         for path, file in built.tree.items()
-        if path.startswith(allowed) and path.endswith(".py") and not file.link
+        if path.startswith(allowed) and path.endswith(".py") and not file.link and is_text(file.data)
     }
     passing = set(built.suite.passing)
     executed = {test: names for test, names in built.suite.functions.items() if test in passing}

@@ -42,6 +42,15 @@ Changes = Mapping[str, bytes | None]
 """Path to new content; None deletes."""
 
 
+def is_text(data: bytes) -> bool:
+    """Whether these bytes are UTF-8. A source in another encoding runs, but is never edited."""
+    try:
+        data.decode("utf-8")
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
 def changed(tree: Tree, changes: Changes) -> dict[str, File]:
     """A new tree with the changes laid over it; a changed file keeps its mode bits."""
     result = dict(tree)

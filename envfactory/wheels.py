@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from catalog.atomic import write_atomic
+from catalog.jsonl import read_record
 from catalog.models import digest_json
 from envfactory.errors import BuildError, full_disk_is_a_user_error
 from envfactory.trees import File, safe_path, write_tree
@@ -69,7 +70,7 @@ def resolve(requirements: Sequence[str], home: Path) -> Lock:
     wanted = sorted(set(requirements))
     record = home / "wheels" / "locks" / f"{digest_json([1, wanted, sys.version, sys.platform])[7:39]}.json"
     if record.is_file():
-        lock = Lock(tuple(Wheel(**row) for row in json.loads(record.read_text())["wheels"]))
+        lock = Lock(tuple(Wheel(**row) for row in read_record(record)["wheels"]))
         if all((home / "wheels" / wheel.name).is_file() for wheel in lock.wheels):
             return lock
     folder = home / "wheels"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFloat
 
 
 class Settings(BaseModel):
@@ -46,17 +46,17 @@ class OptimizerConfig(Settings):
     embeddings: Literal["adamw", "sinkhorn"] = "adamw"
     """What trains embedding and head. `sinkhorn`, the release's choice, balances rows and columns of the
     momentum, keeps one buffer instead of two and takes `lr`."""
-    embedding_lr_scale: float = 1.0
-    weight_decay: float = 0.1
-    momentum: float = 0.95
-    gamma: float = 0.18
+    embedding_lr_scale: NonNegativeFloat = 1.0
+    weight_decay: NonNegativeFloat = 0.1
+    momentum: NonNegativeFloat = 0.95
+    gamma: NonNegativeFloat = 0.18
     """Root mean square of the update of Muon and of balanced momentum before the rate."""
     sinkhorn_steps: int = Field(default=11, ge=1)
     """Of balancing; odd numbers end with rows."""
     sinkhorn_floor: float = Field(default=1e-3, ge=0)
     """Rows of the momentum below this part of the mean row norm are left alone."""
     betas: tuple[float, float] = (0.9, 0.95)
-    eps: float = 1e-20
+    eps: PositiveFloat = 1e-20
     schedule: ScheduleConfig = ScheduleConfig()
 
 

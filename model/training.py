@@ -12,8 +12,10 @@ count over as `denominator`, so that the split into microbatches changes nothing
 
 from __future__ import annotations
 
+import errno
 import json
 import math
+import pickle
 import random
 import re
 import shutil
@@ -206,7 +208,13 @@ class TrainEngine:
             return None
         newest = found[-1]
         device = next(self.module.parameters()).device
-        state = torch.load(newest / _STATE, map_location=device, weights_only=True)
+        try:
+            state = torch.load(newest / _STATE, map_location=device, weights_only=True)
+        except (RuntimeError, EOFError, pickle.UnpicklingError, OSError) as error:
+            # A truncated archive is "invalid argument"; the disk's other errors are no fault of the file.
+            if isinstance(error, OSError) and error.errno != errno.EINVAL:
+                raise
+            raise ValueError(f"{newest} is damaged: remove it, and the run goes on before it") from error
         self.module.load_state_dict(state["module"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.steps = state["step"]

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import PositiveFloat, PositiveInt
+
 from catalog.models import Task
 from catalog.trajectory import Trajectory
 from rollout.agents.base import Agent
@@ -25,11 +27,11 @@ from rollout.statistics import Estimate, clustered_mean, pass_rate
 class EvaluationConfig(Settings):
     """How often and how each task is sampled."""
 
-    samples: int = 1
+    samples: PositiveInt = 1
     """Draws a task (k)."""
     effort: int | None = None
-    in_flight: int = 32
-    sample_timeout_s: float = 600.0
+    in_flight: PositiveInt = 32
+    sample_timeout_s: PositiveFloat = 600.0
     sampling: SamplingConfig = SamplingConfig()
     seed: int = 0
 

@@ -32,6 +32,8 @@ SyncPolicy = Literal["never", "turn", "token"]
 class JournalError(Exception):
     """A journal cannot be read: written by another format, or for something else."""
 
+    exit_code = 2
+
 
 def encode_line(value: dict[str, Any]) -> bytes:
     """One journal line with its checksum."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
 
 from envfactory.bugs import BugConfig
 from envfactory.config import SynthConfig
@@ -58,7 +58,7 @@ class DemoConfig(BaseModel):
     """Held-out bugs of seeds 0, 1 and 2 were seen while the demo was made."""
     sft_share: float = Field(0.3, gt=0, le=0.3)
     """Share of the training functions whose tasks SFT may see; RL has the others."""
-    variants: int = 24
+    variants: PositiveInt = 24
     """Demonstrations of one task."""
     sft: SftConfig = SftConfig(steps=12, batch_samples=16, micro_tokens=4096, optimizer=_gentle(12))
     slim: SftConfig = SftConfig(
@@ -85,5 +85,5 @@ class DemoConfig(BaseModel):
     """Its teachers are those that the demo makes."""
     sampling: SamplingConfig = SamplingConfig(temperature=1.0, top_p=0.95)
     """Of evaluations."""
-    eval_effort: int = 100
-    eval_samples: int = 1
+    eval_effort: int = Field(100, ge=1, le=100)
+    eval_samples: PositiveInt = 1

@@ -110,9 +110,17 @@ def claim(folder: Path, config: DemoConfig) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "config.json"
     resolved = config.model_dump(mode="json")
-    if path.exists() and json.loads(path.read_text(encoding="utf-8")) != resolved:
+    if path.exists() and json.loads(path.read_text(encoding="utf-8")) != resolved and has_tasks(folder):
         raise UserError(f"{folder} holds a demo with other settings: delete it or choose another --folder.")
     write_atomic(path, json.dumps(resolved, indent=1).encode())
+
+
+def has_tasks(folder: Path) -> bool:
+    """Whether other settings would mix with what is there; a source that gave nothing leaves nothing to mix."""
+    if not (folder / "home" / "catalog.db").exists():
+        return False
+    with Catalog.open(folder / "home") as catalog:
+        return bool(catalog.list_tasks())
 
 
 def require(parts: Parts) -> None:

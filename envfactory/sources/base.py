@@ -21,6 +21,7 @@ from typing import Literal, Protocol, runtime_checkable
 
 from pydantic import BaseModel, ConfigDict, PositiveInt
 
+from catalog.jsonl import read_record
 from envfactory import git
 from envfactory.errors import NoSpace, SourceError, full_disk_is_a_user_error
 from envfactory.trees import File
@@ -167,11 +168,12 @@ def save_history(history: History, folder: Path) -> None:
 def load_history(folder: Path, source: str) -> History | None:
     """The history in a folder, or None when there is none."""
     try:
-        record = json.loads((folder / "history.json").read_text(encoding="utf-8"))
+        record = read_record(folder / "history.json", remove=folder)
     except FileNotFoundError:
         return None
     if record.pop("format") != 1:
         raise SourceError(f"{folder} was written by another version: remove that folder")
     record["repository"] = folder / record["repository"]
     record["revisions"] = tuple(Revision(**row) for row in record["revisions"])
-    return History(**record | {"source": source})
+    record["source"] = source
+    return History(**record)

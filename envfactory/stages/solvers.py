@@ -18,7 +18,7 @@ from envfactory.packaging import workspace
 from envfactory.prune import test_name, test_path, test_source
 from envfactory.repair import BuggyWorkspace, Choice, Search, repair
 from envfactory.stages.base import Attempt, Examined, Specification
-from envfactory.trees import Changes, Tree, difference
+from envfactory.trees import Changes, Tree, difference, is_text
 from envfactory.workbench import Workbench
 from verifiers.grading import Grader
 from verifiers.hacks import HackProbe
@@ -130,7 +130,7 @@ def buggy_workspace(task: Task, found: Tree, base: Changes, test_source: str) ->
     sources = {
         path: file.data.decode("utf-8")
         for path, file in found.items()
-        if path.startswith(task.verifier.allowed) and path.endswith(".py") and _is_text(file.data)
+        if path.startswith(task.verifier.allowed) and path.endswith(".py") and is_text(file.data)
     }
     return BuggyWorkspace(
         files=sources, visible=task.problem.visible_tests, test_source=test_source, base=base
@@ -163,11 +163,3 @@ def _allowed(task: Task, changes: Mapping[str, bytes | None]) -> dict[str, bytes
     probe must not be counted as stopped only because one of its files was."""
     inside = {path: data for path, data in changes.items() if path.startswith(task.verifier.allowed)}
     return inside or dict(changes)
-
-
-def _is_text(data: bytes) -> bool:
-    try:
-        data.decode("utf-8")
-    except UnicodeDecodeError:
-        return False
-    return True

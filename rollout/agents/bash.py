@@ -20,6 +20,8 @@ import shlex
 from datetime import date
 from typing import Protocol
 
+from pydantic import PositiveFloat, PositiveInt
+
 from catalog.models import Task, Verdict
 from rollout.agents.base import Outcome
 from rollout.agents.effort import effort_line
@@ -49,13 +51,13 @@ Its output comes back to you. Only changes beneath {allowed} count. When you are
 class BashConfig(Settings):
     """Limits of the `bash` agent."""
 
-    max_turns: int = 12
+    max_turns: PositiveInt = 12
     """Turns of the policy; after the last one the workspace is graded as it stands."""
-    max_tokens: int = 512
+    max_tokens: PositiveInt = 512
     """Tokens of one turn."""
-    max_output: int = 4000
+    max_output: PositiveInt = 4000
     """Characters of a command's output shown to the policy; the middle is cut out, with a note."""
-    command_timeout_s: float = 30.0
+    command_timeout_s: PositiveFloat = 30.0
     allow: tuple[str, ...] = ()
     """What commands may reach through the proxy, as NAME:PORT or *.NAME:PORT; nothing otherwise."""
     index_before: date | None = None

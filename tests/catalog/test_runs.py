@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from catalog.errors import UserError
-from catalog.jsonl import JsonLines, read_at, read_lines
+from catalog.jsonl import JsonLines, read_at, read_lines, read_record
 from catalog.models import RunKind
 from catalog.runs import RunFolder, read_run
 
@@ -80,3 +80,17 @@ def test_a_torn_line_is_cut_off_and_positions_stay_right(tmp_path: Path) -> None
     assert json.loads(read_at(second)) == {"n": "é"}
     assert json.loads(read_at(third)) == {"n": "inf"}
     assert list(read_lines(tmp_path / "none")) == []
+
+
+def test_a_damaged_line_or_record_names_its_place(tmp_path: Path) -> None:
+    lines, record = tmp_path / "t.jsonl", tmp_path / "build.json"
+    lines.write_bytes(b'{"a": 1}\n{"a"\n{"a": 3}\n{"torn')
+    with pytest.raises(UserError, match=r"t\.jsonl, line 2 is damaged"):
+        list(read_lines(lines))
+    for spoilt in (b"", b'{"format":', b"\xff\x00", b"[]"):
+        record.write_bytes(spoilt)
+        with pytest.raises(UserError, match=r"build\.json is damaged: remove it"):
+            read_record(record)
+    (tmp_path / "run.json").write_bytes(b'{"id":')
+    with pytest.raises(UserError, match=r"run\.json is damaged"):
+        read_run(tmp_path)

@@ -225,3 +225,13 @@ def test_a_stage_runs_once_for_the_same_inputs(tmp_path: Path) -> None:
         assert catalog.stages.put("build", key, {"made": "other"}) == {"made": "a"}, "the first result stands"
         assert catalog.stages.forget("build", key) == 1
         assert catalog.stages.get("build", key) is None
+
+
+@pytest.mark.parametrize("spoilt", [b"not a database at all" * 400, None])
+def test_a_damaged_database_is_one_sentence(tmp_path: Path, spoilt: bytes | None) -> None:
+    with Catalog.open(tmp_path) as catalog:
+        catalog.put_task(make_task())
+    place = tmp_path / "catalog.db"
+    place.write_bytes(spoilt or place.read_bytes()[:4096] + bytes(range(256)) * 400)
+    with pytest.raises(UserError, match=r"restore a copy of catalog\.db"), Catalog.open(tmp_path) as catalog:
+        catalog.list_tasks()

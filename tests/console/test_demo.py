@@ -19,6 +19,7 @@ from catalog.models import (
     TestStatus,
     VerifierSpec,
 )
+from catalog.store import Catalog
 from console.demo.config import DemoConfig
 from console.demo.run import claim, domains, require
 from console.demo.split import divide, function_of
@@ -103,5 +104,9 @@ def test_domains_follow_the_kind_of_bug() -> None:
 def test_a_folder_belongs_to_its_settings(tmp_path: Path) -> None:
     claim(tmp_path, DemoConfig())
     claim(tmp_path, DemoConfig())
+    claim(tmp_path, DemoConfig(seed=1))  # nothing is there yet that they could mix with
+    with Catalog.open(tmp_path / "home") as catalog:
+        catalog.put_task(task(0, "train", "p/a.py"))
     with pytest.raises(UserError, match="other settings"):
-        claim(tmp_path, DemoConfig(seed=1))
+        claim(tmp_path, DemoConfig())
+    claim(tmp_path, DemoConfig(seed=1))

@@ -10,8 +10,10 @@ import pytest
 from pydantic import BaseModel, ConfigDict, model_validator
 
 from catalog.errors import UserError
+from console.demo.config import DemoConfig
 from console.job_settings import EvaluateJob, OpdJob, RlJob, SftJob
 from console.settings import describe, load_settings
+from envfactory.config import SynthConfig
 
 
 class Loss(BaseModel):
@@ -96,3 +98,39 @@ def test_every_shipped_file_loads() -> None:
         load_settings(model, shipped[name])
     job = load_settings(RlJob, shipped["rl"])
     assert job.resolved_service().efforts == job.train.effort.efforts == (50, 100)
+
+
+NUMBERED: dict[str, type[BaseModel]] = {
+    "synth": SynthConfig,
+    "evaluate": EvaluateJob,
+    "sft": SftJob,
+    "rl": RlJob,
+    "demo": DemoConfig,
+}
+MAY_BE_NEGATIVE = ("seed", "failed_at")
+
+
+@pytest.mark.parametrize("name", NUMBERED)
+def test_no_number_of_a_job_may_be_negative_or_infinite(name: str) -> None:
+    numbers = [
+        option
+        for option, default, _ in describe(NUMBERED[name])
+        if re.fullmatch(r"[\d.e-]+", default) and ".teachers." not in option
+    ]
+    assert len(numbers) > 8
+    accepted: list[str] = []
+    for option in numbers:
+        for value in ("-1", "nan", "inf"):
+            try:
+                load_settings(NUMBERED[name], None, [f"{option}={value}"])
+                accepted.append(f"{option} {value}")
+            except UserError:
+                continue
+    assert [one for one in accepted if not one.endswith(tuple(f"{n} -1" for n in MAY_BE_NEGATIVE))] == []
+
+
+def test_a_settings_file_that_is_no_text_is_named(tmp_path: Path) -> None:
+    place = tmp_path / "fast.toml"
+    place.write_bytes(b"\xff\xfe")
+    with pytest.raises(UserError, match=r"fast\.toml is not valid TOML"):
+        load_settings(Settings, place, ["--policy", "tiny"])

@@ -118,7 +118,7 @@ def simple_index(
     return (root / "simple").as_uri()
 
 
-def repository(folder: Path, states: Sequence[tuple[Mapping[str, str], str]]) -> Path:
+def repository(folder: Path, states: Sequence[tuple[Mapping[str, str | bytes], str]]) -> Path:
     """A git repository with one commit for each (files, message)."""
     folder.mkdir(parents=True)
     env = os.environ | {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1"}
@@ -136,7 +136,7 @@ def repository(folder: Path, states: Sequence[tuple[Mapping[str, str], str]]) ->
         for path, text in files.items():
             place = folder / path
             place.parent.mkdir(parents=True, exist_ok=True)
-            place.write_text(text)
+            place.write_bytes(text if isinstance(text, bytes) else text.encode())
         git("add", "-A")
         git("commit", "-q", "-m", message)
     return folder

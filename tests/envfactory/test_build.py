@@ -63,6 +63,7 @@ async def test_a_package_becomes_an_environment_where_its_tests_ran_twice(
             {"tests/test_core.py": "import time\n\ndef test_a():\n    time.sleep(60)\n"},
             "takes longer than 2 s",
         ),
+        ({"pyproject.toml": "[[[broken"}, "pyproject.toml is damaged"),
         ({"tinysum/__init__.py": "raise ImportError\n", "tinysum/fast.c": "int x;"}, "compiled"),
     ],
 )

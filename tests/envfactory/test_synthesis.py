@@ -62,7 +62,13 @@ pytestmark = pytest.mark.usefixtures("offline")
 
 @pytest.fixture
 def source(tmp_path: Path) -> str:
-    return str(repository(tmp_path / "tiny", [(BEFORE, "first"), (FILES, "No initials of nothing")]))
+    # A source that is not UTF-8, and a name that is not: both run, and neither is edited.
+    latin = {
+        "tiny/latin.py": "# coding: latin-1\nNAME = 'caf\xe9'\n".encode("latin-1"),
+        os.fsdecode(b"tiny/caf\xe9.py"): "",
+    }
+    states = [(BEFORE | latin, "first"), (FILES | latin, "No initials of nothing")]
+    return str(repository(tmp_path / "tiny", states))
 
 
 async def make(source: str, home: Path, sandboxes: SandboxProvider, images: ImageStore) -> Synthesis:

@@ -176,6 +176,15 @@ def test_a_crash_while_saving_leaves_the_older_checkpoint(tmp_path, monkeypatch)
     assert engine.resume() == {"at": 0}
 
 
+@pytest.mark.parametrize("keep", [0, 100, 5000])
+def test_a_damaged_checkpoint_is_named(tmp_path, keep: int) -> None:
+    engine = TrainEngine(FlashPolicy.fresh("flash-tiny", seed=0).module, OptimizerConfig(), folder=tmp_path)
+    (state,) = engine.save({"at": 0}).glob("*.pt")
+    state.write_bytes(state.read_bytes()[:keep])
+    with pytest.raises(ValueError, match="step-00000000 is damaged: remove it"):
+        engine.resume()
+
+
 def test_a_step_that_is_not_finite_changes_nothing_and_names_the_culprit():
     policy = FlashPolicy.fresh("flash-tiny", seed=0)
     engine = TrainEngine(policy.module, OptimizerConfig(lr=1.0))
