@@ -116,7 +116,7 @@ def claim(folder: Path, config: DemoConfig) -> None:
 
 
 def has_tasks(folder: Path) -> bool:
-    """Whether other settings would mix with what is there; a source that gave nothing leaves nothing to mix."""
+    """Whether other settings would mix with what is there. A source that gave nothing leaves nothing."""
     if not (folder / "home" / "catalog.db").exists():
         return False
     with Catalog.open(folder / "home") as catalog:
