@@ -12,6 +12,7 @@ Each stage ends as one line: a mark, its name, what came out, the seconds it too
 
 from __future__ import annotations
 
+import asyncio
 import sys
 import time
 from collections.abc import Callable, Generator
@@ -34,6 +35,10 @@ from console.session import clean
 NAME_WIDTH = 14
 PLAIN_EVERY_S = 15.0
 """Seconds between two lines about an unfinished stage where there is no terminal."""
+
+
+STOPPED = (KeyboardInterrupt, asyncio.CancelledError)
+"""Ctrl-C, as threads and as coroutines see it."""
 
 
 class Stage:
@@ -100,7 +105,7 @@ class Stages:
             try:
                 yield stage
             except BaseException as error:
-                stage.text = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
+                stage.text = "interrupted" if isinstance(error, STOPPED) else "failed"
                 self._end("✗", "red", stage.name, stage.text, stage.seconds)
                 raise
         self._end("✓", "green", stage.name, stage.text, stage.seconds)
