@@ -20,8 +20,13 @@ ROWS_AT_ONCE = 4
 HIDDEN = -1e30
 """Added to the score of a key that must not be seen."""
 NOTHING = -50.0
-"""exp of it, 2e-22, is nothing beside a sum of 1 or more, and leaves room for products with small gradients:
-processors take a hundred times longer over subnormal numbers (5 s instead of 1 for a backward pass)."""
+"""exp of it, 2e-22, is nothing beside a sum of 1 or more; exp is slow at infinity and for subnormals."""
+
+
+def _weights(scores: Tensor) -> Tensor:
+    """exp in place, and exactly zero where it is nothing: small numbers times small gradients are subnormal,
+    over which processors take a hundred times longer, and a hidden key must get no gradient at all."""
+    return torch.threshold_(scores.clamp_min_(NOTHING).exp_(), 1e-21, 0.0)
 
 
 class _Banded(torch.autograd.Function):
@@ -44,7 +49,7 @@ class _Banded(torch.autograd.Function):
             q = q_BNHQD[rows, n].flatten(1, 2)
             scores = torch.bmm(q, keys.mT).view(-1, H, Q, keys.shape[1]).add_(hidden)
             top = torch.maximum(scores.amax(-1), sink)
-            weights = scores.sub_(top.unsqueeze(-1)).clamp_min_(NOTHING).exp_()
+            weights = _weights(scores.sub_(top.unsqueeze(-1)))
             total = weights.sum(-1) + (sink - top).exp()
             out = torch.bmm(weights.view(len(q), H * Q, -1), keys).view(-1, H, Q, D)
             out_BNHQD[rows, n] = out.div_(total.unsqueeze(-1))
@@ -67,12 +72,7 @@ class _Banded(torch.autograd.Function):
         for rows, n, keys, hidden in _blocks(keys_BSD, latents_BMD, mask_BNQS, seen_BNQM, ctx.spans):
             q, grad = q_BNHQD[rows, n].flatten(1, 2), grad_BNHQD[rows, n].flatten(1, 2)
             weights = torch.bmm(q, keys.mT).view(-1, H, Q, keys.shape[1]).add_(hidden)
-            weights = (
-                weights.sub_(logsum_BNHQ[rows, n].unsqueeze(-1))
-                .clamp_min_(NOTHING)
-                .exp_()
-                .view(len(q), H * Q, -1)
-            )
+            weights = _weights(weights.sub_(logsum_BNHQ[rows, n].unsqueeze(-1))).view(len(q), H * Q, -1)
             d_scores = torch.bmm(grad, keys.mT).sub_(dots_BNHQ[rows, n].view(len(q), -1, 1)).mul_(weights)
             d_q[rows, n] = torch.bmm(d_scores, keys).view_as(d_q[rows, n])
             d_kv = torch.bmm(d_scores.mT, q).baddbmm_(weights.mT, grad)
