@@ -214,3 +214,5 @@ def test_the_teaching_loop_learns(capsys):
     # A value near the middle between two FP4 values may be rounded up here and down there.
     assert apart[len(apart) * 3 // 4] < 1e-4
     assert apart[-1] < 0.05
+    loop["main"](steps=16, memory_format="none")
+    assert all(float(line.split()[-1]) < 1e-4 for line in capsys.readouterr().out.splitlines())
