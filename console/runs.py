@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from cyclopts import App
 
@@ -59,7 +59,7 @@ def show_run(run: str, *, session: InSession) -> None:
     run
         Id of a run, or its folder.
     """
-    from catalog.jsonl import read_lines
+    from catalog.jsonl import read_lines, read_record
     from catalog.runs import read_run
 
     folder = Path(run)
@@ -71,7 +71,7 @@ def show_run(run: str, *, session: InSession) -> None:
         folder = Path(record.folder)
     metrics = list(read_lines(folder / "metrics.jsonl"))
     at = folder / "progress.json"
-    progress: dict[str, Any] | None = json.loads(at.read_bytes()) if at.exists() else None
+    progress = read_record(at) if at.exists() else None
     value = record.model_dump(mode="json") | {"progress": progress, "metrics": metrics}
 
     def show() -> None:

@@ -132,22 +132,15 @@ class Games:
     def __len__(self) -> int:
         return len(self.ids)
 
-    def choices(self, at: int, count: int) -> Choices:
-        """Of the documents of `batch`."""
-        index_B = self._index(at, count)
-        return Choices(self.ends[index_B], self.right[index_B])
-
-    def _index(self, at: int, count: int) -> Tensor:
-        return torch.arange(at, at + count, device=self.ids.device) % len(self)
-
-    def batch(self, at: int, count: int) -> tuple[Batch, Tensor]:
-        """(batch with the decoder's bounded replay, targets [B, T]); `at` wraps around."""
-        index_B = self._index(at, count)
+    def batch(self, at: int, count: int) -> tuple[Batch, Tensor, Choices]:
+        """(batch with the decoder's bounded replay, targets [B, T], its choices); `at` wraps around."""
+        index_B = torch.arange(at, at + count, device=self.ids.device) % len(self)
         ids_BT, said_BT = self.ids[index_B].long(), self.said[index_B]
         batch = plain_batch(
             ids_BT[:, :-1], lengths_B=self.lengths[index_B] - 1, starts_B=self.starts[index_B]
         )
-        return batch, torch.where(said_BT[:, 1:], ids_BT[:, 1:], IGNORE)
+        targets_BT = torch.where(said_BT[:, 1:], ids_BT[:, 1:], IGNORE)
+        return batch, targets_BT, Choices(self.ends[index_B], self.right[index_B])
 
 
 def plain_batch(ids_BT: Tensor, *, lengths_B: Tensor | None = None, starts_B: Tensor | None = None) -> Batch:
@@ -263,8 +256,8 @@ def train(args: argparse.Namespace, preset_name: str, data: Data) -> dict[str, o
         if progress >= args.games_from:
             if games is None or at >= len(games):
                 games, epoch, at = data.epoch(epoch, device), epoch + 1, 0
-            batch, targets = joined(batch, targets, *games.batch(at, args.game_rows))
-            choices = games.choices(at, args.game_rows)
+            game, said, choices = games.batch(at, args.game_rows)
+            batch, targets = joined(batch, targets, game, said)
             at += args.game_rows
             seen += args.game_rows
         losses: list[Tensor] = []
@@ -335,7 +328,7 @@ def evaluate(policy: Policy, code: Code, games: Games, count: int) -> dict[str, 
     picks: dict[str, list[bool]] = {"first_pick": [], "later_pick": [], "submission": []}
     try_id = Tokenizer().encode("try")[0]
     for at in range(0, min(len(games), 4096), count):
-        batch, targets_BT = games.batch(at, min(count, len(games) - at))
+        batch, targets_BT, _ = games.batch(at, min(count, len(games) - at))
         _, hit_N = loss_of(policy, policy.hidden(batch), targets_BT)
         place_N2 = (targets_BT != IGNORE).nonzero()
         turns: dict[tuple[int, int], list[bool]] = {}

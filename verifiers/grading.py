@@ -62,9 +62,8 @@ def top_module(path: str) -> str:
     return path.removeprefix("src/").split("/")[0].removesuffix(".py")
 
 
-@lru_cache(maxsize=64)
-def protected_files(tar: bytes) -> Mapping[str, bytes]:
-    """Path -> content of a task's protected tar. Raises ValueError for anything but plain files."""
+def plain_files(tar: bytes) -> dict[str, bytes]:
+    """Path -> content of a tar. Raises ValueError for anything but plain files."""
     found: dict[str, bytes] = {}
     try:
         with tarfile.open(fileobj=io.BytesIO(tar)) as archive:
@@ -74,10 +73,22 @@ def protected_files(tar: bytes) -> Mapping[str, bytes]:
                 if handle is not None:
                     found[name] = handle.read()
                 elif not member.isdir():
-                    raise ValueError(f"{name} in the protected tar is no plain file")
+                    raise ValueError(f"{name} in the tar is no plain file")
     except tarfile.TarError as error:
-        raise ValueError(f"the protected blob is not a tar: {error}") from error
+        raise ValueError(f"these bytes are no tar: {error}") from error
     return found
+
+
+@lru_cache(maxsize=64)
+def protected_files(tar: bytes) -> Mapping[str, bytes]:
+    """`plain_files` of a task's protected tar, which every grading of the task reads."""
+    return plain_files(tar)
+
+
+@lru_cache(maxsize=64)
+def control_runs(tar: bytes, tests: tuple[str, ...]) -> list[controls.Control]:
+    """`controls.plan` for the tests in a task's protected tar, which every passing grading asks for."""
+    return controls.plan(protected_files(tar), tests)
 
 
 @dataclass(frozen=True)
@@ -85,12 +96,18 @@ class _Place:
     """A runner and what one task has there."""
 
     runner: TestRunner
-    protected: Mapping[str, bytes]
+    tar: bytes
+    """The protected files."""
     trusted: Mapping[str, bytes | None]
     """Laid over the runner's workspace to get the task's."""
 
+    @property
+    def protected(self) -> Mapping[str, bytes]:
+        return protected_files(self.tar)
+
     async def keep(self, files: Mapping[str, bytes | None]) -> tuple[dict[str, bytes | None], list[str]]:
         """The changes that count, and the names of those that do not."""
+        protected = self.protected
         library = {path for path in files if top_module(path) in sys.stdlib_module_names}
         if library:  # new modules under names of the standard library, which the tests mean
             there = {top_module(path) for path in (*await self.runner.listing(), *self.trusted)}
@@ -98,10 +115,7 @@ class _Place:
         dropped = sorted(
             path
             for path in files
-            if path in self.protected
-            or path in library
-            or is_configuration(path)
-            or hides(path, self.protected)
+            if path in protected or path in library or is_configuration(path) or hides(path, protected)
         )
         return {path: data for path, data in files.items() if path not in dropped}, dropped
 
@@ -116,7 +130,7 @@ class _Place:
         altered: Mapping[str, bytes] | None = None,
     ) -> TestRun:
         """`altered`: protected files of a control run."""
-        trusted = {**self.trusted, **(altered or {})}
+        trusted, protected = {**self.trusted, **(altered or {})}, self.protected
         return await self.runner.run(
             kept,
             list(arguments),
@@ -124,14 +138,14 @@ class _Place:
             trace=trace,
             executable=set(executable) & set(kept),
             trusted=trusted,
-            protected=[name for name in trusted if name in self.protected],
+            protected=[name for name in trusted if name in protected],
         )
 
     async def unearned(
         self, kept: Mapping[str, bytes | None], spec: VerifierSpec, executable: Collection[str]
     ) -> list[str]:
         """Tests that still pass where they expect something else (`verifiers.controls`)."""
-        for control in await asyncio.to_thread(controls.plan, self.protected, spec.fail_to_pass):
+        for control in await asyncio.to_thread(control_runs, self.tar, spec.fail_to_pass):
             run = await self.run(
                 kept, sorted(control.tests), spec.timeout_s, executable=executable, altered=control.files
             )
@@ -300,7 +314,8 @@ class Grader:
         """A warm runner that holds the task's graded workspace, its protected files out of reach."""
         environment = task.environment
         shared = environment.substrate
-        protected = protected_files(self._blobs.get(task.verifier.protected))
+        tar = self._blobs.get(task.verifier.protected)
+        protected = protected_files(tar)
         image = shared.image if shared else environment.image
         limits = environment.limits
 
@@ -326,7 +341,7 @@ class Grader:
         inside = tuple(sorted(protected)) if shared else task.verifier.protected
         key = (image, environment.workdir, limits.model_dump_json(), inside)
         async with self._pool.lease(key, make) as runner:
-            yield _Place(runner, protected, await self._trusted(runner, task, protected))
+            yield _Place(runner, tar, await self._trusted(runner, task, protected))
 
     async def _trusted(
         self, runner: TestRunner, task: Task, protected: Mapping[str, bytes]

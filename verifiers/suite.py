@@ -27,7 +27,7 @@ from typing import Literal
 from catalog.models import Record, Task, Verdict
 from sandbox.base import ExecResult, Outcome, Sandbox
 from sandbox.trees import AGENT
-from verifiers.grading import protected_files
+from verifiers.grading import plain_files, protected_files
 from verifiers.judging import Bench, Change, Unjudgeable, each, lay, settings_of
 from verifiers.reports import cargo, ctrf, gotest, jest, junit, marked
 from verifiers.reports.base import MAX_BYTES, Parser, Report, ReportError, collect
@@ -270,7 +270,7 @@ async def _documents(box: Sandbox, workdir: str, settings: SuiteSettings, result
 async def _folder(box: Sandbox, path: str, suffix: str) -> list[bytes]:
     try:
         tar = await box.get_tree(path, max_bytes=MAX_BYTES)
-        files = protected_files(tar)
+        files = plain_files(tar)
     except ValueError as error:
         raise Unjudgeable("report-malformed", f"the reports cannot be read: {error}") from error
     return [data for name, data in sorted(files.items()) if name.endswith(suffix)]

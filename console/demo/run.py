@@ -15,7 +15,7 @@ from typing import Any
 
 from catalog.atomic import write_atomic
 from catalog.errors import UserError
-from catalog.jsonl import read_lines
+from catalog.jsonl import read_lines, read_record
 from catalog.store import Catalog
 from console.demo import stages
 from console.demo.config import DemoConfig
@@ -110,7 +110,7 @@ def claim(folder: Path, config: DemoConfig) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "config.json"
     resolved = config.model_dump(mode="json")
-    if path.exists() and json.loads(path.read_text(encoding="utf-8")) != resolved and has_tasks(folder):
+    if path.exists() and read_record(path, remove=folder) != resolved and has_tasks(folder):
         raise UserError(f"{folder} holds a demo with other settings: delete it or choose another --folder.")
     write_atomic(path, json.dumps(resolved, indent=1).encode())
 

@@ -12,6 +12,8 @@ import pytest_asyncio
 from benchmarks._borrowed import make_environment
 from sandbox.base import SandboxProvider, SandboxUnavailable, provider
 from sandbox.images import ImageStore
+from tests.verifiers.tasks import Blobs
+from verifiers.grading import Grader
 from verifiers.runner import TestRunner
 
 MakeRunner = Callable[..., Awaitable[TestRunner]]
@@ -74,3 +76,14 @@ async def runner_of(sandboxes: SandboxProvider, images: Images) -> AsyncIterator
     yield make
     for runner in made.values():
         await runner.close()
+
+
+@pytest.fixture(scope="module")
+def blobs() -> Blobs:
+    return Blobs()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def grader(sandboxes: SandboxProvider, images: Images, blobs: Blobs) -> AsyncIterator[Grader]:
+    async with Grader(sandboxes, images.store, blobs) as made:
+        yield made

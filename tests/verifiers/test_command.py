@@ -2,28 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-
 import pytest
-import pytest_asyncio
 
 from catalog.models import Environment, Limits, Origin, Problem, Task, VerifierSpec
 from sandbox.trees import pack_files
-from tests.verifiers.tasks import Blobs
 from verifiers import patches
 from verifiers.command import MAX_RESULT, parse_reward
-from verifiers.grading import Grader
 
 BEFORE = {"answer.txt": b"41\n", "tool.sh": b"echo old\n", "notes/a b.txt": b"x\n"}
 SCRIPT = """\
 grep -cx 42 answer.txt > /logs/verifier/reward.txt
 exit 3
 """
-
-
-@pytest.fixture(scope="module")
-def blobs() -> Blobs:
-    return Blobs()
 
 
 @pytest.fixture(scope="module")
@@ -48,12 +38,6 @@ def make(images, blobs):
         )
 
     return task
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def grader(sandboxes, images, blobs) -> AsyncIterator[Grader]:
-    async with Grader(sandboxes, images.store, blobs) as made:
-        yield made
 
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

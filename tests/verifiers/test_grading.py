@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-from collections.abc import AsyncIterator
 
 import pytest
-import pytest_asyncio
 
 from catalog.models import Substrate, Task, TestStatus
 from tests.verifiers.tasks import (
@@ -23,16 +21,10 @@ from tests.verifiers.tasks import (
     make_task,
 )
 from verifiers import patches
-from verifiers.cache import VerdictCache
 from verifiers.grading import Grader
 from verifiers.hacks import PROBES
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-
-
-@pytest.fixture(scope="module")
-def blobs() -> Blobs:
-    return Blobs()
 
 
 @pytest.fixture(scope="module", params=["own image", "shared image"])
@@ -51,12 +43,6 @@ def task(images, blobs, request) -> Task:
     changes = {"pkg/numbers.py": base64.b64encode(BUGGY).decode(), "extra.py": None}
     shared = Substrate(image=images.workspace(clean), changes=blobs.put(json.dumps(changes).encode()))
     return make_task(image, blobs, shared)
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def grader(sandboxes, images, blobs) -> AsyncIterator[Grader]:
-    async with Grader(sandboxes, images.store, blobs, VerdictCache()) as made:
-        yield made
 
 
 async def test_gold_noop_and_a_rewrite(grader, task, blobs):

@@ -11,7 +11,7 @@ import pytest
 from catalog.models import TestStatus, VerifierSpec
 from sandbox.trees import pack_files
 from tests.verifiers.judges import reply, serve
-from tests.verifiers.tasks import BUGGY, FIXED, REWRITTEN, WORKSPACE, Blobs, make_task
+from tests.verifiers.tasks import BUGGY, FIXED, REWRITTEN, WORKSPACE, make_task
 from verifiers import patches
 from verifiers.agreement import Labelled, compare, measure
 from verifiers.chat import ChatFailed, Endpoint
@@ -127,11 +127,6 @@ async def test_an_endpoint_is_tried_again_and_its_failures_show_no_key():
         await endpoint(served).ask(messages, schema, 0)
     with pytest.raises(ValueError, match="http"):
         Endpoint("file:///etc/passwd", "m")
-
-
-@pytest.fixture(scope="module")
-def blobs() -> Blobs:
-    return Blobs()
 
 
 @pytest.fixture(scope="module")

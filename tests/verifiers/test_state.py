@@ -5,16 +5,12 @@ from __future__ import annotations
 import sqlite3
 import tempfile
 import time
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-import pytest_asyncio
 
 from catalog.models import Environment, Limits, Origin, Problem, Task, VerifierSpec
 from sandbox.trees import pack_files
-from tests.verifiers.tasks import Blobs
-from verifiers.grading import Grader
 from verifiers.rows import Dump, Table, TableRule, compare_databases, same_content
 from verifiers.state import parse_dump
 
@@ -42,11 +38,6 @@ def database(script: str, *, wal: bool = False) -> dict[str, bytes]:
 
 
 BEFORE = {**database(START), "notes.txt": b"old\n", "config.json": b'{"a": 1, "at": 5}', "trash.txt": b"x"}
-
-
-@pytest.fixture(scope="module")
-def blobs() -> Blobs:
-    return Blobs()
 
 
 @pytest.fixture(scope="module")
@@ -79,12 +70,6 @@ def task(images, blobs) -> Task:
         ),
         solution=blobs.put(b""),
     )
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def grader(sandboxes, images, blobs) -> AsyncIterator[Grader]:
-    async with Grader(sandboxes, images.store, blobs) as made:
-        yield made
 
 
 def solved(script: str = GOLD, **files: bytes | None) -> dict[str, bytes | None]:

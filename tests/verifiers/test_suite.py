@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import pytest
-import pytest_asyncio
 
 from catalog.models import TestStatus
 from sandbox.base import SandboxSpec
 from tests.verifiers.suites import SUITES, Suite, task_of
-from tests.verifiers.tasks import Blobs
-from verifiers.grading import Grader
 from verifiers.suite import STOP
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -23,17 +19,6 @@ ABOVE = "tests.test_clamp.TestClamp::test_above"
 CASE = '<testcase classname="c" name="t"/>'
 FAILED = '<testsuite><testcase name="x"><failure/></testcase></testsuite>'
 GOOD = f'<testsuite tests="1" failures="0">{CASE}</testsuite>'
-
-
-@pytest.fixture(scope="module")
-def blobs() -> Blobs:
-    return Blobs()
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def grader(sandboxes, images, blobs) -> AsyncIterator[Grader]:
-    async with Grader(sandboxes, images.store, blobs) as made:
-        yield made
 
 
 @pytest.fixture(scope="module")

@@ -5,19 +5,16 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-import pytest_asyncio
 
 from catalog.models import TestStatus
 from sandbox.base import SandboxProvider
 from sandbox.builder import build
 from sandbox.recipe import Recipe
 from tests.verifiers.suites import SUITES, task_of
-from tests.verifiers.tasks import Blobs
-from verifiers.grading import Grader
 
 pytestmark = [
     pytest.mark.services,
@@ -32,17 +29,6 @@ RECIPES = {
 OUTSIDE_USR = {"maven": ("/etc/maven", "/etc/java-*")}
 """What a tool of the host's /usr has outside of it."""
 PATH = "/usr/local/bin:/usr/bin:/bin"
-
-
-@pytest.fixture(scope="module")
-def blobs() -> Blobs:
-    return Blobs()
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def grader(sandboxes, images, blobs) -> AsyncIterator[Grader]:
-    async with Grader(sandboxes, images.store, blobs) as made:
-        yield made
 
 
 @pytest.fixture(scope="module")

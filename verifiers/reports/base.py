@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -135,6 +135,13 @@ class Fields:
         """None where it is no whole number."""
         value = self._value.get(name)
         return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+    def status(self, table: Mapping[str, TestStatus]) -> TestStatus:
+        """What the field `status` means by the table. Raises ReportError for a word that is not in it."""
+        word = self.text("status")
+        if word not in table:
+            raise ReportError(f"a test of the report has the status {word[:40]!r}")
+        return table[word]
 
     def texts(self, name: str) -> list[str]:
         """A list's strings; one string is a list of one."""

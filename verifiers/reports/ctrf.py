@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from catalog.models import TestStatus
-from verifiers.reports.base import Fields, Report, ReportError, Result, collect, decoded, make_id, parse_json
+from verifiers.reports.base import Fields, Report, Result, collect, decoded, make_id, parse_json
 
 _STATUSES = {
     "passed": TestStatus.PASSED,
@@ -39,9 +39,7 @@ def parse(*documents: bytes) -> Report:
 
 def _results(tests: list[Fields]) -> Iterator[Result]:
     for test in tests:
-        status = _STATUSES.get(test.text("status"))
-        if status is None:
-            raise ReportError(f"a test of the report has the status {test.text('status')[:40]!r}")
+        status = test.status(_STATUSES)
         name = make_id(test.text("filePath"), *test.texts("suite"), test.text("name"))
         message = "\n".join(filter(None, (test.text("message"), test.text("trace"))))
         yield Result(name, status, message, test.number("duration") / 1000)

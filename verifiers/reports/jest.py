@@ -13,7 +13,6 @@ from verifiers.reports.base import (
     FAILING,
     Fields,
     Report,
-    ReportError,
     Result,
     collect,
     decoded,
@@ -56,9 +55,7 @@ def _results(file: Fields) -> Iterator[Result]:
     place = file.text("name")
     failing = False
     for test in file.objects("assertionResults"):
-        status = _STATUSES.get(test.text("status"))
-        if status is None:
-            raise ReportError(f"a test of the report has the status {test.text('status')[:40]!r}")
+        status = test.status(_STATUSES)
         failing = failing or status in FAILING
         name = make_id(place, *test.texts("ancestorTitles"), test.text("title"))
         yield Result(name, status, "\n".join(test.texts("failureMessages")), test.number("duration") / 1000)
